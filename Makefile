@@ -1,0 +1,88 @@
+# Every job of the project, each from a fresh clone: `make demo`, `make test`, `make lint`, ...
+#
+# Needs: Python 3.11 or newer, a C++20 compiler, PyPI. Everything else goes into .venv, which is
+# made on first use. Python sources are used in place (editable install); the C++ extension is
+# rebuilt when anything under csrc/ or a build file has changed.
+#
+#   make test PYTHON=python3.12          another interpreter (.venv is then made anew)
+#   make demo ARGS="--steps 100"         arguments for the job
+#   make test ARGS="-k hadamard"
+
+VENV := .venv
+# Without PYTHON=, an existing .venv keeps its interpreter.
+PYTHON ?= $(if $(wildcard $(VENV)/.python-*),$(VENV)/bin/python,python3)
+ARGS ?=
+
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)
+PYTHON_OK := $(shell $(PYTHON) -c 'import sys; print(1 if sys.version_info >= (3, 11) else "")' 2>/dev/null)
+PYTHON_ERROR = PYTHON=$(PYTHON) is \
+  $(if $(PYTHON_VERSION),Python $(PYTHON_VERSION),not a working Python), but Python 3.11 or newer is \
+  needed. Name one: make $(MAKECMDGOALS) PYTHON=python3.12
+
+BIN := $(VENV)/bin
+NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
+CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
+
+.PHONY: help demo test test-slow test-matrix test-asan lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
+	@echo 'Targets: demo test test-slow test-matrix test-asan lint format bench clean'
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m jax_fp4 demo $(ARGS)
+
+# The whole quick suite. A test that cannot run here is an error, not a skip.
+test: $(VENV)/.installed
+	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-slow: $(VENV)/.installed
+	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
+
+# One wheel per Python, tested with the oldest and the newest jax that this Python gets.
+test-matrix:
+	.ci/matrix $(ARGS)
+
+# The C++ code under AddressSanitizer and UndefinedBehaviorSanitizer.
+test-asan: $(VENV)/.python-$(PYTHON_VERSION)
+	PYTHON=$(BIN)/python .ci/asan $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+	$(BIN)/codespell
+	PYTHONPATH=python $(BIN)/lint-imports
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+
+# Rewrites the files as `make lint` wants them.
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m jax_fp4 bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .venv-* build dist out .pytest_cache .hypothesis .ruff_cache .import_linter_cache
+	find csrc python tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# A stamp is written last, so that an interrupted step runs again. The interpreter's version is part
+# of the name: another PYTHON makes another environment.
+$(VENV)/.python-$(PYTHON_VERSION):
+	$(if $(PYTHON_OK),,$(error $(PYTHON_ERROR)))
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.python-$(PYTHON_VERSION) $(NATIVE_SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	touch $@
+
+# The linters and what the type checker must see, without building the extension.
+$(VENV)/.lint: $(VENV)/.python-$(PYTHON_VERSION) pyproject.toml
+	$(BIN)/python .ci/requirements demo lint > $(VENV)/lint.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/lint.txt
+	touch $@

@@ -1,0 +1,266 @@
+// The GEMM driver.
+//
+// One batch entry at a time (or, where entries are small and many, one entry per thread):
+//
+//   1. decode both operands into panels, each once               run over groups of 16 rows
+//   2. multiply: a task owns a tile of D and its sums in f32,    run over tiles
+//      adds k block by k block, and finishes the tile
+//   3. outputs of `wide` rows (gemm_kernels.h) are replaced      in the same task
+//
+// Operands larger than kSlabBytes of panel are cut into slabs of rows. Products with at most
+// kStreamRows rows on one side go without panels where the level has kernels for that.
+#include "cpu/gemm.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "cpu/gemm_kernels.h"
+
+namespace jax_fp4::cpu {
+namespace {
+
+// Panels up to this size are kept whole; above, rows are decoded again for each slab of the other
+// operand, which costs little: a slab still has thousands of rows at usual k.
+constexpr i64 kSlabBytes = i64{64} << 20;
+// A tile of D whose sums and two panel blocks fit into 2 MiB of L2 cache.
+constexpr i64 kTileGroups = 16;
+// Below this many products the threads cost more than they save.
+constexpr double kSerialProducts = 1 << 21;
+
+// Memory that a thread keeps from call to call. Page faults of fresh memory would cost as much as
+// decoding into it; huge pages because panels are read faster than a TLB of 4 KiB pages reaches.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { std::free(memory_); }
+
+  void* at_least(i64 bytes) {
+    if (bytes <= bytes_) return memory_;
+    std::free(memory_);
+    bytes_ = round_up(bytes, kPage);
+    memory_ = std::aligned_alloc(kPage, static_cast<std::size_t>(bytes_));
+    if (memory_ == nullptr) {
+      bytes_ = 0;
+      throw std::bad_alloc();
+    }
+#if defined(__linux__)
+    madvise(memory_, static_cast<std::size_t>(bytes_), MADV_HUGEPAGE);
+#endif
+    return memory_;
+  }
+
+ private:
+  static constexpr i64 kPage = i64{2} << 20;
+  void* memory_ = nullptr;
+  i64 bytes_ = 0;
+};
+
+thread_local Scratch left_panel, right_panel, tile_sums;
+
+const PanelKernels& kernels_of(Level level) {
+#if defined(__x86_64__)
+  if (level == Level::amx) return amx_kernels();
+  if (level == Level::avx512) return avx512_kernels();
+#endif
+  (void)level;
+  return portable_kernels();
+}
+
+Rows rows_of(const Operand& x, i64 entry, i64 rows, i64 k) {
+  const i64 index = x.batch == 1 ? 0 : entry;
+  const i64 blocks = ceil_div(k, x.format.block);
+  return {x.format,
+          x.layout,
+          rows,
+          k,
+          x.values + index * rows * row_bytes(x.format.element, k),
+          x.scales + index * scale_bytes(x.layout, rows, blocks)};
+}
+
+Epilogue epilogue_of(const GemmProblem& p, i64 entry) {
+  const i64 offset = entry * p.m * p.n;
+  const auto at = [&](const void* array, Dtype dtype) -> const void* {
+    if (array == nullptr) return nullptr;
+    return static_cast<const u8*>(array) + offset * dtype_bytes(dtype);
+  };
+  return {p.a.global_scale[p.a.batch == 1 ? 0 : entry] * p.b.global_scale[p.b.batch == 1 ? 0 : entry],
+          nullptr,
+          nullptr,
+          p.bias,
+          p.bias_dtype,
+          at(p.accumulate, p.accumulate_dtype),
+          p.accumulate_dtype,
+          static_cast<u8*>(p.out) + offset * dtype_bytes(p.out_dtype),
+          p.out_dtype,
+          p.n};
+}
+
+// A range of groups of one operand, decoded.
+struct Slab {
+  const Rows& x;
+  RowScales& scales;
+  void (*pack)(const Rows&, const i32*, i64, i64, i64, void*);
+  i64 element_bytes;
+  i64 first = 0, count = 0;  // groups
+  u8* panel = nullptr;
+
+  i64 padded_k() const { return round_up(x.k, kStep); }
+  i64 group_bytes() const { return padded_k() * kGroup * element_bytes; }
+  i64 groups() const { return ceil_div(x.rows, kGroup); }
+
+  // Panel blocks lie one after the other, each with all groups of the slab: a tile of D reads
+  // neighbouring groups of one block, whose distance is then never a large power of two.
+  i64 steps(i64 block) const { return std::min(kDepth, padded_k() - block * kDepth) / kStep; }
+  u8* at(i64 group, i64 block) const {
+    return panel + (block * count * kDepth + group * steps(block) * kStep) * kGroup * element_bytes;
+  }
+
+  void decode(i64 group) const {
+    const i64 begin = (first + group) * kGroup;
+    for (i64 row = begin; row < std::min(begin + kGroup, x.rows); ++row) scan_row(x, row, scales);
+    for (i64 block = 0; block * kDepth < x.k; ++block)
+      pack(x, scales.base.data(), first + group, block * kDepth, steps(block), at(group, block));
+  }
+};
+
+// Replaces the outputs of wide rows in a tile of D.
+void finish_wide(const Epilogue& epilogue, const Slab& left, const Slab& right, i64 row0, i64 row1,
+                 i64 col0, i64 col1) {
+  const i64 k = left.x.k;
+  std::vector<double> a(k), b(k);
+  for (i64 row = row0; row < row1; ++row) {
+    bool decoded = false;
+    for (i64 col = col0; col < col1; ++col) {
+      if (!left.scales.wide[row] && !right.scales.wide[col]) continue;
+      if (!decoded) decode_row(left.x, row, a.data());
+      decoded = true;
+      decode_row(right.x, col, b.data());
+      finish_one(epilogue, row, col, wide_dot(a.data(), b.data(), k));
+    }
+  }
+}
+
+bool any_wide(const RowScales& scales) {
+  return std::find(scales.wide.begin(), scales.wide.end(), 1) != scales.wide.end();
+}
+
+// All tiles of D between two decoded slabs.
+void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& right,
+                    const Epilogue& epilogue, Parallel& parallel) {
+  i64 tile_left = std::min(kTileGroups, left.count);
+  i64 tile_right = std::min(kTileGroups, right.count);
+  // Tiles enough to keep all threads busy to the end.
+  const auto tiles = [&] {
+    return ceil_div(left.count, tile_left) * ceil_div(right.count, tile_right);
+  };
+  while (parallel.threads() > 1 && tiles() < 3 * parallel.threads() && tile_left * tile_right > 4)
+    (tile_left > tile_right ? tile_left : tile_right) /= 2;
+  const i64 tiles_left = ceil_div(left.count, tile_left);
+  const bool wide = any_wide(left.scales) || any_wide(right.scales);
+
+  parallel.run(tiles(), [&](i64 tile) {
+    const i64 l0 = tile % tiles_left * tile_left;
+    const i64 r0 = tile / tiles_left * tile_right;
+    PanelBlock block = {};
+    block.left_groups = std::min(tile_left, left.count - l0);
+    block.right_groups = std::min(tile_right, right.count - r0);
+    const i64 tile_floats = kGroup * kGroup;
+    block.sums = static_cast<float*>(tile_sums.at_least(
+        tile_left * tile_right * tile_floats * static_cast<i64>(sizeof(float))));
+    if (left.x.k == 0)
+      std::fill(block.sums, block.sums + block.left_groups * block.right_groups * tile_floats, 0.0f);
+    for (i64 depth = 0; depth * kDepth < left.x.k; ++depth) {
+      block.left = left.at(l0, depth);
+      block.right = right.at(r0, depth);
+      block.steps = left.steps(depth);
+      block.first = depth == 0;
+      kernels.multiply(block);
+    }
+    const i64 row0 = (left.first + l0) * kGroup;
+    const i64 row1 = std::min(row0 + block.left_groups * kGroup, left.x.rows);
+    const i64 col0 = (right.first + r0) * kGroup;
+    const i64 col1 = std::min(col0 + block.right_groups * kGroup, right.x.rows);
+    for (i64 row = row0; row < row1; ++row)
+      for (i64 col = col0; col < col1; col += kGroup) {
+        const i64 index = (row - row0) / kGroup * block.right_groups + (col - col0) / kGroup;
+        kernels.finish(epilogue, row, col, std::min(kGroup, col1 - col),
+                       block.sums + index * tile_floats + (row - row0) % kGroup * kGroup);
+      }
+    if (wide) finish_wide(epilogue, left, right, row0, row1, col0, col1);
+  });
+}
+
+void gemm_panels(const PanelKernels& kernels, const Rows& a, const Rows& b, Epilogue epilogue,
+                 Parallel& parallel) {
+  RowScales scales_a(a.rows), scales_b(b.rows);
+  if (a.format.scale != BlockScale::ue4m3 || b.format.scale != BlockScale::ue4m3) {
+    epilogue.power_a = scales_a.power.data();
+    epilogue.power_b = scales_b.power.data();
+  }
+  Slab left{a, scales_a, kernels.pack_left, kernels.element_bytes};
+  Slab right{b, scales_b, kernels.pack_right, kernels.element_bytes};
+  const i64 slab_groups = std::max(kTileGroups, kSlabBytes / std::max<i64>(left.group_bytes(), 1));
+  for (right.first = 0; right.first < right.groups(); right.first += slab_groups) {
+    right.count = std::min(slab_groups, right.groups() - right.first);
+    right.panel = static_cast<u8*>(right_panel.at_least(right.count * right.group_bytes()));
+    i64 right_pending = right.count;
+    for (left.first = 0; left.first < left.groups(); left.first += slab_groups) {
+      left.count = std::min(slab_groups, left.groups() - left.first);
+      left.panel = static_cast<u8*>(left_panel.at_least(left.count * left.group_bytes()));
+      const bool left_kept = right.first > 0 && left.count == left.groups();
+      const i64 left_pending = left_kept ? 0 : left.count;
+      parallel.run(left_pending + right_pending, [&](i64 i) {
+        i < left_pending ? left.decode(i) : right.decode(i - left_pending);
+      });
+      right_pending = 0;
+      multiply_slabs(kernels, left, right, epilogue, parallel);
+    }
+  }
+}
+
+void gemm_model(const Rows& a, const Rows& b, const Epilogue& epilogue, Parallel& parallel) {
+  parallel.run(a.rows, [&](i64 row) {
+    for (i64 col = 0; col < b.rows; ++col)
+      finish_one(epilogue, row, col, model_dot(a, row, b, col));
+  });
+}
+
+void gemm_entry(const GemmProblem& p, i64 entry, Parallel& parallel) {
+  const Rows a = rows_of(p.a, entry, p.m, p.k);
+  const Rows b = rows_of(p.b, entry, p.n, p.k);
+  const Epilogue epilogue = epilogue_of(p, entry);
+  const Level now = level();
+  if (now == Level::model) return gemm_model(a, b, epilogue, parallel);
+  gemm_panels(kernels_of(now), a, b, epilogue, parallel);
+}
+
+}  // namespace
+
+void gemm(const GemmProblem& problem, Parallel& parallel) {
+  if (problem.batch == 0 || problem.m == 0 || problem.n == 0) return;
+  const IeeeEnvironment ieee;
+  Serial serial;
+  const double products = static_cast<double>(problem.m) * static_cast<double>(problem.n) *
+                          static_cast<double>(std::max<i64>(problem.k, 1));
+  const bool small = products < kSerialProducts;
+  if (problem.batch > 1 && products * static_cast<double>(problem.batch) >= kSerialProducts &&
+      problem.batch >= 2 * parallel.threads()) {
+    parallel.run(problem.batch, [&](i64 entry) { 
+      Serial inner;
+      gemm_entry(problem, entry, inner); 
+    });
+    return;
+  }
+  for (i64 entry = 0; entry < problem.batch; ++entry)
+    gemm_entry(problem, entry, small ? static_cast<Parallel&>(serial) : parallel);
+}
+
+}  // namespace jax_fp4::cpu

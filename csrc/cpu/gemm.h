@@ -1,0 +1,42 @@
+// Block-scaled GEMM on the CPU.
+//
+//   D[b, m, n] = cvt(fl(fl(alpha_b * sum) + bias[n]) + C[b, m, n])
+//   sum        = sum over k of A[b, m, k] * B[b, n, k], codes times block scales, in f32
+//   alpha_b    = fl(A.global_scale[b] * B.global_scale[b])
+//
+// `sum` is held to a bound per element against exact arithmetic (docs/numerics.md); it equals the
+// exact sum wherever sum(|terms|) / quantum < 2^24. It does not depend on the number of threads.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/cpu.h"
+#include "numerics/formats.h"
+#include "numerics/scale_layout.h"
+
+namespace jax_fp4::cpu {
+
+struct Operand {
+  Format format;
+  ScaleLayout layout;
+  std::int64_t batch;          // 1 (shared by the whole batch) or GemmProblem::batch
+  const std::uint8_t* values;  // [batch, rows, row_bytes(k)]
+  const std::uint8_t* scales;  // [batch, scale_bytes(layout, rows, ceil(k / block))]
+  const float* global_scale;   // [batch]
+};
+
+struct GemmProblem {
+  std::int64_t batch, m, n, k;
+  Operand a;                   // rows = m
+  Operand b;                   // rows = n; same block size as a
+  const void* bias = nullptr;  // [n], or nullptr
+  Dtype bias_dtype = Dtype::f32;
+  const void* accumulate = nullptr;  // C [batch, m, n], or nullptr; may not alias out
+  Dtype accumulate_dtype = Dtype::f32;
+  void* out = nullptr;  // [batch, m, n]; fully written, also where k = 0
+  Dtype out_dtype = Dtype::f32;
+};
+
+void gemm(const GemmProblem& problem, Parallel& parallel);
+
+}  // namespace jax_fp4::cpu

@@ -1,0 +1,83 @@
+// GEMM kernels in plain C++, written so that compilers vectorize them for any machine.
+//
+//   panel group   f32 [k][16 rows], both sides
+//   multiply      4 x 16 sums in registers, k innermost
+#include <algorithm>
+
+#include "cpu/gemm_kernels.h"
+
+namespace jax_fp4::cpu {
+namespace {
+
+void pack(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, void* panel) {
+  float* out = static_cast<float*>(panel);
+  std::fill(out, out + steps * kStep * kGroup, 0.0f);
+  const i64 end = std::min(x.k, k0 + steps * kStep);
+  const i64 rows = std::min(kGroup, x.rows - group * kGroup);
+  with_element(x.format.element, [&]<Element element>() {
+    for (i64 r = 0; r < rows; ++r) {
+      const i64 row = group * kGroup + r;
+      const u8* codes = x.codes(row);
+      const ScaleRow bytes = scale_row(x, row);
+      for (i64 k = k0; k < end;) {
+        const u32 byte = bytes[k / x.format.block];
+        float scale;
+        if (x.format.scale == BlockScale::ue4m3) {
+          scale = decode_ue4m3(byte);
+        } else {
+          // Blocks of zeros may lie outside of the row's span: any finite scale will do for them.
+          const int exponent = static_cast<int>(byte) - static_cast<int>(kUE8M0One) - base[row];
+          scale = byte == kUE8M0NaN ? kF32NaN : power_of_two(std::clamp(exponent, -126, 64));
+        }
+        const i64 block_end = std::min(end, k / x.format.block * x.format.block + x.format.block);
+        for (; k < block_end; ++k)
+          out[(k - k0) * kGroup + r] = kValues<element>[load_code(element, codes, k)] * scale;
+      }
+    }
+  });
+}
+
+constexpr int kTileRows = 4;
+
+void multiply_tile(const float* left, const float* right, i64 depth, bool first, float* sums) {
+  float acc[kTileRows][kGroup] = {};
+  if (!first)
+    for (int i = 0; i < kTileRows; ++i)
+      for (int j = 0; j < kGroup; ++j) acc[i][j] = sums[i * kGroup + j];
+  for (i64 k = 0; k < depth; ++k)
+    for (int i = 0; i < kTileRows; ++i)
+      for (int j = 0; j < kGroup; ++j) acc[i][j] += left[k * kGroup + i] * right[k * kGroup + j];
+  for (int i = 0; i < kTileRows; ++i)
+    for (int j = 0; j < kGroup; ++j) sums[i * kGroup + j] = acc[i][j];
+}
+
+void multiply(const PanelBlock& block) {
+  const i64 depth = block.steps * kStep;
+  for (i64 l = 0; l < block.left_groups; ++l)
+    for (i64 r = 0; r < block.right_groups; ++r)
+      for (int i = 0; i < kGroup; i += kTileRows)
+        multiply_tile(static_cast<const float*>(block.left) + l * depth * kGroup + i,
+                      static_cast<const float*>(block.right) + r * depth * kGroup, depth,
+                      block.first,
+                      block.sums + (l * block.right_groups + r) * kGroup * kGroup + i * kGroup);
+}
+
+void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums) {
+  for (i64 j = 0; j < count; ++j) {
+    float sum = sums[j];
+    if (epilogue.power_a != nullptr) {
+      const double power = epilogue.power_a[row] * epilogue.power_b[col + j];
+      sum = static_cast<float>(sum * power);
+    }
+    finish_one(epilogue, row, col + j, sum);
+  }
+}
+
+}  // namespace
+
+const PanelKernels& portable_kernels() {
+  static const PanelKernels kernels = {sizeof(float), pack, pack, multiply, finish};
+  return kernels;
+}
+
+}  // namespace jax_fp4::cpu

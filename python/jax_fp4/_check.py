@@ -1,0 +1,196 @@
+"""Argument checks. Every error text that users see is built here.
+
+An error names the function and argument, what was expected, what came, and the way out. Checks run
+at trace time, before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def fail(
+    where: str, argument: str, expected: str, got: str, way_out: str, kind: type[Exception] = ValueError
+) -> NoReturn:
+    """Raises ``kind`` with the project's one sentence structure."""
+    raise kind(f"jax_fp4.{where}: `{argument}` must be {expected}, got {got}; {way_out}")
+
+
+def float_array(where: str, argument: str, x: Any, *, min_rank: int = 0) -> jax.Array:
+    """``x`` as an array of float32, bfloat16 or float16 and at least ``min_rank`` dimensions."""
+    if not isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        fail(where, argument, "an array", type(x).__name__, "pass jnp.asarray(...)", TypeError)
+    if x.dtype.name not in FLOAT_DTYPES:
+        fail(
+            where,
+            argument,
+            "float32, bfloat16 or float16",
+            x.dtype.name,
+            "convert it, for example with .astype(jnp.float32)",
+            TypeError,
+        )
+    if x.ndim < min_rank:
+        fail(
+            where,
+            argument,
+            f"of rank {min_rank} or more",
+            f"shape {x.shape}",
+            "add dimensions with jnp.expand_dims",
+        )
+    return jnp.asarray(x)
+
+
+def float_dtype(where: str, argument: str, dtype: Any) -> np.dtype:
+    """``dtype`` as a NumPy dtype, float32, bfloat16 or float16."""
+    try:
+        result = jnp.dtype(dtype)
+    except TypeError:
+        fail(where, argument, "a dtype", repr(dtype), "pass for example jnp.float32", TypeError)
+    if result.name not in FLOAT_DTYPES:
+        fail(
+            where,
+            argument,
+            "float32, bfloat16 or float16",
+            result.name,
+            "convert the result afterwards",
+            TypeError,
+        )
+    return result
+
+
+def one_of(where: str, argument: str, value: Any, choices: Collection[Any]) -> None:
+    """``value`` is one of ``choices``."""
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        names = ", ".join(repr(choice) for choice in choices)
+        fail(where, argument, f"one of {names}", repr(value), "choose one of these")
+
+
+def instance(where: str, argument: str, value: Any, kind: type, example: str) -> None:
+    """``value`` is an instance of ``kind``."""
+    if not isinstance(value, kind):
+        fail(
+            where,
+            argument,
+            f"a {kind.__name__}",
+            f"{type(value).__name__} {value!r:.80}",
+            f"pass for example {example}",
+            TypeError,
+        )
+
+
+def axis(where: str, value: Any, ndim: int) -> int:
+    """``value`` as a negative axis number of an array of rank ``ndim``."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        fail(where, "axis", "an int", repr(value), "name one axis, the one that is contracted", TypeError)
+    if not -ndim <= value < ndim:
+        fail(
+            where,
+            "axis",
+            f"between {-ndim} and {ndim - 1} for an array of rank {ndim}",
+            str(value),
+            "name the axis that is contracted",
+        )
+    return int(value) - ndim if value >= 0 else int(value)
+
+
+def signs(where: str, argument: str, value: Any, default: int) -> int | None:
+    """The Hadamard option as a bit mask of the negative signs, or None where it is off."""
+    if value is False or value is None:
+        return None
+    if value is True:
+        return default
+    items: Sequence[Any] = list(value) if isinstance(value, (Sequence, np.ndarray)) else []
+    if len(items) != 16 or any(item not in (1, -1) for item in items):
+        fail(
+            where,
+            argument,
+            "True, False or 16 signs, each 1 or -1",
+            repr(value),
+            "True takes the default signs",
+        )
+    return sum(1 << i for i, item in enumerate(items) if item == -1)
+
+
+def stream(where: str, value: Any) -> int:
+    """``value`` as a stream number."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**32:
+        fail(
+            where,
+            "stream",
+            "an int in [0, 2**32)",
+            repr(value),
+            "it is static; use `seed` or `key` for what changes at run time",
+        )
+    return int(value)
+
+
+def seed_words(where: str, *, seed: Any, key: Any, needed: bool) -> jax.Array | None:
+    """Two uint32 words, low word first, from ``seed`` or ``key``; None where neither was given."""
+    if seed is not None and key is not None:
+        fail(where, "seed", "given without `key`", "both", "pass one of the two")
+    if not needed:
+        if seed is not None or key is not None:
+            fail(
+                where,
+                "rounding",
+                '"stochastic" where a seed or key is given',
+                '"nearest"',
+                "drop the seed or ask for stochastic rounding",
+            )
+        return None
+    if key is not None:
+        return key_words(where, key)
+    if seed is None:
+        fail(
+            where,
+            "seed",
+            "two uint32 words (or `key` a jax.random key) for stochastic rounding",
+            "neither",
+            "pass seed=jnp.array([low, high], jnp.uint32) or key=jax.random.key(0)",
+        )
+    if not isinstance(seed, (jax.Array, np.ndarray)) or seed.dtype != np.uint32 or seed.shape != (2,):
+        got = f"{seed.dtype}{list(seed.shape)}" if hasattr(seed, "shape") else repr(seed)
+        fail(
+            where,
+            "seed",
+            "uint32[2], low word first",
+            got,
+            "pass jnp.array([low, high], jnp.uint32)",
+            TypeError if not hasattr(seed, "shape") else ValueError,
+        )
+    return jnp.asarray(seed)
+
+
+def key_words(where: str, key: Any) -> jax.Array:
+    """A jax.random key (new style or raw uint32) as two words; other widths are xor-folded."""
+    data = key
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(key)
+    if (
+        not isinstance(data, (jax.Array, np.ndarray))
+        or data.dtype != np.uint32
+        or data.ndim != 1
+        or data.size < 2
+        or data.size % 2
+    ):
+        got = f"{data.dtype}{list(data.shape)}" if hasattr(data, "shape") else type(key).__name__
+        fail(
+            where,
+            "key",
+            "one jax.random key",
+            got,
+            "pass jax.random.key(0), or one element of a split key",
+            TypeError,
+        )
+    words = jnp.asarray(data).reshape(-1, 2)
+    folded = words[0]
+    for i in range(1, words.shape[0]):
+        folded = folded ^ words[i]
+    return folded

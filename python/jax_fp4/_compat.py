@@ -1,0 +1,57 @@
+"""What differs between the JAX versions we support. No other module may test versions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as _config
+
+
+def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
+    """The abstract value of a result.
+
+    It varies over every manual mesh axis that an operand varies over; without that, custom_vjp
+    inside ``shard_map(check_vma=True)`` fails.
+    """
+    varying: frozenset[str] = frozenset()
+    for operand in operands:
+        varying |= frozenset(getattr(operand, "vma", None) or ())
+    aval = jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
+    return aval.update(vma=varying) if varying else aval
+
+
+def runtime_ffi_api_version() -> tuple[int, int] | None:
+    """The XLA FFI version of the running jaxlib, from the headers that it ships; None if unknown."""
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    try:
+        text = header.read_text()
+    except OSError:
+        return None
+    found = [re.search(rf"#define XLA_FFI_API_{part} (\d+)", text) for part in ("MAJOR", "MINOR")]
+    if found[0] is None or found[1] is None:
+        return None
+    return int(found[0][1]), int(found[1][1])
+
+
+def _no_environment_value(value: Any) -> None:
+    if isinstance(value, str):
+        raise ValueError(
+            f"JAX_FP4_DEFAULT_RECIPE is set to {value!r}, but recipes are objects: "
+            "unset it and pass recipe=..., or use jax_fp4.use_recipe"
+        )
+
+
+# A value of JAX's own context, since only that enters the cache key of jit: with a context variable
+# of ours, a function traced under one recipe would silently keep it under another.
+default_recipe = _config.string_or_object_state(
+    "jax_fp4_default_recipe",
+    None,
+    "The recipe of jax_fp4.dot where none is passed; set it with jax_fp4.use_recipe.",
+    validator=_no_environment_value,
+    include_in_jit_key=True,
+)

@@ -1,0 +1,141 @@
+"""BlockScaledArray: a quantized array as a pytree."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_fp4 import _check
+from jax_fp4.formats import Format
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockScaledArray:
+    """An array in a block-scaled format, quantized along one axis.
+
+    ``value[..., r, k] = element(code[..., r, k]) * scale(scales[..., r, k // block]) *
+    global_scale[...]``, with ``code`` unpacked from ``values``. The quantized axis is stored last,
+    whatever ``axis`` was. A pytree with uint8 leaves: it survives ``np.save``, checkpoints,
+    collectives, ``vmap`` and ``scan``.
+
+    Attributes:
+        values: uint8 [..., R, format.row_bytes(length)], packed codes, even k in the low nibble
+            (6-bit: four codes in three bytes, little-endian); rows padded with zero codes.
+        scales: uint8, the UE4M3 or UE8M0 bytes: [..., R, ceil(length / block)] where the layout is
+            "linear", [..., ceil(R/128), ceil(blocks/4), 32, 4, 4] where it is "tiled".
+        global_scale: float32 [...], the per-tensor scale; 1 for MX formats.
+        amax: float32 [...], the largest finite magnitude that global_scale was made from; None for
+            MX formats, which need none.
+        format: the block format.
+        axis: the quantized axis of the logical array, counted from the end (-1 is the last).
+        layout: "linear" or "tiled".
+        length: logical elements along the quantized axis. With the Hadamard transform this is the
+            original length rounded up to 16.
+        dtype: dtype of the array that was quantized.
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    global_scale: jax.Array
+    amax: jax.Array | None
+    format: Format = dataclasses.field(metadata={"static": True})
+    axis: int = dataclasses.field(metadata={"static": True})
+    layout: str = dataclasses.field(metadata={"static": True})
+    length: int = dataclasses.field(metadata={"static": True})
+    dtype: np.dtype = dataclasses.field(metadata={"static": True})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape, the quantized axis where it was."""
+        stored = (*self.values.shape[:-1], self.length)
+        order = list(range(len(stored) - 1))
+        order.insert(len(stored) + self.axis, len(stored) - 1)
+        return tuple(stored[i] for i in order)
+
+    @property
+    def ndim(self) -> int:
+        """The logical rank."""
+        return self.values.ndim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values, scales and global scales."""
+        return sum(int(a.size) * a.dtype.itemsize for a in (self.values, self.scales, self.global_scale))
+
+    def codes(self) -> jax.Array:
+        """The codes, one a byte: uint8 [..., R, length]."""
+        values = self.values
+        if self.format.bits == 4:
+            unpacked = jnp.stack([values & 0xF, values >> 4], axis=-1)
+        elif self.format.bits == 6:
+            groups = values.reshape(*values.shape[:-1], -1, 3).astype(jnp.uint32)
+            word = groups[..., 0] | groups[..., 1] << 8 | groups[..., 2] << 16
+            unpacked = jnp.stack([(word >> (6 * i)) & 0x3F for i in range(4)], axis=-1)
+            unpacked = unpacked.astype(jnp.uint8)
+        else:
+            unpacked = values[..., None]
+        return unpacked.reshape(*values.shape[:-1], -1)[..., : self.length]
+
+    def as_float4(self) -> jax.Array:
+        """The codes as float4_e2m1fn [..., R, length], for interoperation; E2M1 formats only."""
+        if self.format.bits != 4:
+            _check.fail(
+                "BlockScaledArray.as_float4",
+                "format",
+                "a 4-bit format",
+                self.format.name,
+                "use codes() for this one",
+            )
+        return jax.lax.bitcast_convert_type(self.values, jnp.float4_e2m1fn).reshape(
+            *self.values.shape[:-1], -1
+        )[..., : self.length]
+
+    def linear_scales(self) -> jax.Array:
+        """The scales in the linear layout: uint8 [..., R, ceil(length / block)]."""
+        if self.layout == "linear":
+            return self.scales
+        rows, blocks = self.values.shape[-2], self.format.blocks(self.length)
+        *lead, row_tiles, block_tiles, _, _, _ = self.scales.shape
+        n = len(lead)
+        # (row tile, block tile, row % 32, row / 32 % 4, block % 4) -> rows, blocks
+        order = (*range(n), n, n + 3, n + 2, n + 1, n + 4)
+        linear = self.scales.transpose(order).reshape(*lead, row_tiles * 128, block_tiles * 4)
+        return linear[..., :rows, :blocks]
+
+
+def operand_attribute(q: BlockScaledArray) -> str:
+    """The custom calls' attribute for a quantized operand (csrc/ffi/attributes.h)."""
+    return f"{q.format.attribute()} layout={q.layout}"
+
+
+def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
+    """``q`` is a BlockScaledArray whose parts fit together."""
+    _check.instance(where, argument, q, BlockScaledArray, "what jax_fp4.quantize returns")
+    way_out = "use what jax_fp4.quantize returned, or build its parts as the docstring says"
+    for name, dtype in (("values", np.uint8), ("scales", np.uint8), ("global_scale", np.float32)):
+        part = getattr(q, name)
+        if part.dtype != dtype:
+            _check.fail(
+                where, f"{argument}.{name}", np.dtype(dtype).name, part.dtype.name, way_out, TypeError
+            )
+    lead, rows = q.values.shape[:-2], q.values.shape[-2] if q.values.ndim > 1 else 0
+    expected = {
+        "values": (*lead, rows, q.format.row_bytes(q.length)),
+        "scales": (*lead, *q.format.scale_shape(q.layout, rows, q.length)),
+        "global_scale": lead,
+    }
+    for name, shape in expected.items():
+        if getattr(q, name).shape != shape:
+            _check.fail(
+                where,
+                f"{argument}.{name}",
+                f"of shape {shape} for {rows} rows of {q.length} elements in {q.format}",
+                str(getattr(q, name).shape),
+                way_out,
+            )
+    return q

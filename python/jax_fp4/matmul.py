@@ -1,0 +1,176 @@
+"""scaled_matmul: the product of two quantized arrays, and the primitive under it.
+
+The primitive works on batches: every operand has a leading axis of size 1 (shared) or ``batch``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_fp4 import _check, _compat, _native
+from jax_fp4.block_array import BlockScaledArray, check_array, operand_attribute
+
+
+def _abstract(a_values: Any, *rest: Any, batch: int, out_dtype: str, **_: Any) -> list[Any]:
+    shape = (batch, a_values.shape[1], rest[2].shape[1])
+    return [_compat.result_aval(shape, jnp.dtype(out_dtype), (a_values, *rest))]
+
+
+def _groups(has_bias: bool, has_accumulate: bool) -> list[range]:
+    """Positions of the arrays that share one batch axis: a, b, then bias and accumulate if given."""
+    extra = int(has_bias) + int(has_accumulate)
+    return [range(3), range(3, 6), *(range(6 + i, 7 + i) for i in range(extra))]
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, batch: int, **params: Any) -> Any:
+    """Merges a vmap's axis into the batch; an operand that has neither stays shared."""
+    size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
+
+    def merge(arg: Any, dim: int | None) -> Any:
+        arg = jnp.broadcast_to(arg[None], (size, *arg.shape)) if dim is None else jnp.moveaxis(arg, dim, 0)
+        arg = jnp.broadcast_to(arg, (size, batch, *arg.shape[2:]))
+        return arg.reshape(size * batch, *arg.shape[2:])
+
+    merged: list[Any] = []
+    for group in _groups(params["has_bias"], params["has_accumulate"]):
+        shared = all(dims[i] is None and args[i].shape[0] == 1 for i in group)
+        merged += [args[i] if shared else merge(args[i], dims[i]) for i in group]
+    (out,) = _scaled_matmul_p.bind(*merged, batch=size * batch, **params)
+    return [out.reshape(size, batch, *out.shape[1:])], [0]
+
+
+_scaled_matmul_p = _native.make_primitive(
+    "jax_fp4_scaled_matmul",
+    _abstract,
+    _batch,
+    ("a", "b", "k", "batch", "has_bias", "has_accumulate", "out_dtype"),
+    "Use jax_fp4.dot, whose gradients are defined.",
+    attributes=lambda batch, out_dtype, **rest: rest,
+)
+
+
+def multiply(
+    a: BlockScaledArray,
+    b: BlockScaledArray,
+    out_dtype: Any,
+    bias: jax.Array | None = None,
+    accumulate: jax.Array | None = None,
+) -> jax.Array:
+    """D [batch, M, N] of a [batch or 1, M, K] and b [batch or 1, N, K]; nothing is checked."""
+    operands = [a.values, a.scales, a.global_scale, b.values, b.scales, b.global_scale]
+    batches = [a.values.shape[0], b.values.shape[0]]
+    if bias is not None:
+        operands.append(bias)
+        batches.append(bias.shape[0])
+    if accumulate is not None:
+        operands.append(accumulate)
+        batches.append(accumulate.shape[0])
+    (out,) = _scaled_matmul_p.bind(
+        *operands,
+        a=operand_attribute(a),
+        b=operand_attribute(b),
+        k=a.length,
+        batch=next((n for n in batches if n != 1), 1),
+        has_bias=bias is not None,
+        has_accumulate=accumulate is not None,
+        out_dtype=jnp.dtype(out_dtype).name,
+    )
+    return out
+
+
+def scaled_matmul(
+    a: BlockScaledArray,
+    b: BlockScaledArray,
+    *,
+    out_dtype: Any = jnp.float32,
+    bias: jax.Array | None = None,
+    accumulate: jax.Array | None = None,
+) -> jax.Array:
+    """The product of two arrays that are quantized along their contracted axis.
+
+    ``D[..., m, n] = cvt((alpha * sum_k a[..., m, k] * b[..., n, k] + bias[n]) + accumulate[..., m, n])``
+    with ``alpha = a.global_scale * b.global_scale``, each operation one f32 rounding.
+
+    Args:
+        a: [..., M, K], stored with K last, in any format.
+        b: [..., N, K]; its block size is that of a (NVFP4 with NVFP4, MX and FP8 with one another).
+        out_dtype: float32, bfloat16 or float16.
+        bias: float32, bfloat16 or float16 [N].
+        accumulate: float32, bfloat16 or float16 [..., M, N].
+
+    Returns:
+        ``out_dtype`` [..., M, N]; leading dimensions are equal, or absent on one side.
+
+    Raises:
+        TypeError: an argument is of a wrong type or dtype.
+        ValueError: shapes or formats do not go together.
+    """
+    where = "scaled_matmul"
+    a, b = check_array(where, "a", a), check_array(where, "b", b)
+    out = _check.float_dtype(where, "out_dtype", out_dtype)
+    if a.length != b.length:
+        _check.fail(
+            where,
+            "b",
+            f"quantized along an axis of length K = {a.length}, that of a",
+            f"{b.length}",
+            "quantize both along the axis that is contracted",
+        )
+    if a.format.block != b.format.block:
+        _check.fail(
+            where,
+            "b.format",
+            f"a format with blocks of {a.format.block}, those of a ({a.format})",
+            f"{b.format} with blocks of {b.format.block}",
+            "quantize both in NVFP4, or both in MX or FP8 formats",
+        )
+    lead_a, lead_b = a.values.shape[:-2], b.values.shape[:-2]
+    if lead_a and lead_b and lead_a != lead_b:
+        _check.fail(
+            where,
+            "b",
+            f"of leading dimensions {lead_a}, those of a, or none",
+            f"{lead_b}",
+            "broadcast one of them, or use jax.vmap",
+        )
+    lead = lead_a or lead_b
+    rows, cols = a.values.shape[-2], b.values.shape[-2]
+    if bias is not None:
+        bias = _check.float_array(where, "bias", bias)
+        if bias.shape != (cols,):
+            _check.fail(where, "bias", f"of shape ({cols},) = (N,)", str(bias.shape), "pass one value a column")
+        bias = bias[None]
+    if accumulate is not None:
+        accumulate = _check.float_array(where, "accumulate", accumulate)
+        if accumulate.shape != (*lead, rows, cols):
+            _check.fail(
+                where,
+                "accumulate",
+                f"of shape {(*lead, rows, cols)}, that of the result",
+                str(accumulate.shape),
+                "broadcast it first",
+            )
+        accumulate = accumulate.reshape(math.prod(lead), rows, cols)
+    product = multiply(flatten_lead(a), flatten_lead(b), out, bias, accumulate)
+    return product.reshape(*lead, rows, cols)
+
+
+def flatten_lead(q: BlockScaledArray) -> BlockScaledArray:
+    """``q`` with its leading dimensions merged into one."""
+    lead = q.values.shape[:-2]
+    return BlockScaledArray(
+        values=q.values.reshape(math.prod(lead), *q.values.shape[len(lead) :]),
+        scales=q.scales.reshape(math.prod(lead), *q.scales.shape[len(lead) :]),
+        global_scale=q.global_scale.reshape(math.prod(lead)),
+        amax=None,
+        format=q.format,
+        axis=q.axis,
+        layout=q.layout,
+        length=q.length,
+        dtype=q.dtype,
+    )

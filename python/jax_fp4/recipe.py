@@ -1,0 +1,201 @@
+"""Recipes: how the six operands of the three products of a linear layer are quantized.
+
+    fprop:  y[M, N]  = x[M, K] . w[N, K]^T     contracts K
+    dgrad:  dx[M, K] = dy[M, N] . w[K, N]^T    contracts N
+    wgrad:  dw[N, K] = dy[N, M] . x[K, M]^T    contracts M
+
+A recipe is data. It is passed explicitly (``recipe=``) or set for a block of code (`use_recipe`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from jax_fp4 import _check, _compat
+from jax_fp4.formats import (
+    FP8_E4M3,
+    FP8_E5M2,
+    MXFP4,
+    MXFP6_E2M3,
+    MXFP6_E3M2,
+    MXFP8_E4M3,
+    NVFP4,
+    Format,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """How one operand of a product is quantized; the options of `jax_fp4.quantize`.
+
+    Attributes:
+        format: the block format.
+        scaling: "1d", or "2d" for one scale per block x block tile.
+        rounding: "nearest" or "stochastic".
+        hadamard: False, True (default signs), or a tuple of 16 signs.
+        scale_rule: "rceil" or "floor" (MX formats).
+        four_over_six: NVFP4 rounded to nearest only.
+    """
+
+    format: Format
+    scaling: str = "1d"
+    rounding: str = "nearest"
+    hadamard: bool | tuple[int, ...] = False
+    scale_rule: str = "rceil"
+    four_over_six: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the options by themselves; quantizing checks how they go together."""
+        _check.instance("recipe.Operand", "format", self.format, Format, "jax_fp4.NVFP4")
+        if isinstance(self.hadamard, Sequence):
+            object.__setattr__(self, "hadamard", tuple(self.hadamard))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The operands of fprop, dgrad and wgrad. An operand that is None is taken as bfloat16.
+
+    Attributes:
+        name: what tables and `explain` call it.
+        fprop_x: x [M, K] along K.
+        fprop_w: w along K.
+        dgrad_dy: dy [M, N] along N.
+        dgrad_w: w along N.
+        wgrad_dy: dy along M.
+        wgrad_x: x along M.
+        weight: which operand of a dot is w, "rhs", "lhs", or "auto": the right one, unless there
+            are batch dimensions; then neither is, and both are scaled in one dimension.
+    """
+
+    name: str
+    fprop_x: Operand | None = None
+    fprop_w: Operand | None = None
+    dgrad_dy: Operand | None = None
+    dgrad_w: Operand | None = None
+    wgrad_dy: Operand | None = None
+    wgrad_x: Operand | None = None
+    weight: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Checks that the two operands of each product go together."""
+        where = f"Recipe {self.name!r}"
+        _check.one_of(where, "weight", self.weight, ("auto", "rhs", "lhs"))
+        for product in ("fprop_x fprop_w", "dgrad_dy dgrad_w", "wgrad_dy wgrad_x"):
+            first_name, second_name = product.split()
+            first, second = getattr(self, first_name), getattr(self, second_name)
+            for name, operand in ((first_name, first), (second_name, second)):
+                if operand is not None:
+                    _check.instance(where, name, operand, Operand, "Operand(jax_fp4.NVFP4), or None")
+            if (first is None) != (second is None):
+                _check.fail(
+                    where,
+                    second_name,
+                    f"quantized exactly if {first_name} is",
+                    f"{second} beside {first}",
+                    "a product is quantized on both sides or on none",
+                )
+            if first is None or second is None:
+                continue
+            if first.format.block != second.format.block:
+                _check.fail(
+                    where,
+                    f"{second_name}.format",
+                    f"a format with blocks of {first.format.block}, as {first_name}",
+                    str(second.format),
+                    "NVFP4 goes with NVFP4, MX and FP8 formats with one another",
+                )
+            if first.hadamard != second.hadamard:
+                _check.fail(
+                    where,
+                    f"{second_name}.hadamard",
+                    f"{first.hadamard}, as {first_name}: a rotation cancels only if both operands have it",
+                    str(second.hadamard),
+                    "rotate both or none",
+                )
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any product is quantized."""
+        return any(
+            getattr(self, field.name) is not None
+            for field in dataclasses.fields(self)
+            if field.name not in ("name", "weight")
+        )
+
+
+def _uniform(name: str, forward: Operand | None, gradient: Operand | None) -> Recipe:
+    return Recipe(name, forward, forward, gradient, forward, gradient, forward)
+
+
+_nearest = Operand(NVFP4)
+_weight = Operand(NVFP4, scaling="2d")
+_rotated = Operand(NVFP4, hadamard=True)
+_gradient = Operand(NVFP4, rounding="stochastic")
+_rotated_gradient = Operand(NVFP4, rounding="stochastic", hadamard=True)
+
+
+class recipes:
+    """The named recipes.
+
+    Attributes:
+        NVFP4: the published NVFP4 pretraining recipe (arXiv 2509.25149): 16x16 scales for weights,
+            stochastic rounding of gradients, the random Hadamard transform on both operands of the
+            weight gradient.
+        NVFP4_RN: NVFP4, everything rounded to nearest in 1x16 blocks.
+        MXFP4: rounded to nearest, scales rounded up.
+        MXFP6: E2M3 forward and E3M2 gradients.
+        MXFP8: E4M3 everywhere.
+        FP8: E4M3 forward and E5M2 gradients, one scale a tensor taken from its current amax.
+        BF16: all products in bfloat16 with f32 sums.
+    """
+
+    NVFP4 = Recipe("NVFP4", _nearest, _weight, _gradient, _weight, _rotated_gradient, _rotated)
+    NVFP4_RN = _uniform("NVFP4_RN", _nearest, _nearest)
+    MXFP4 = _uniform("MXFP4", Operand(MXFP4), Operand(MXFP4))
+    MXFP6 = _uniform("MXFP6", Operand(MXFP6_E2M3), Operand(MXFP6_E3M2))
+    MXFP8 = _uniform("MXFP8", Operand(MXFP8_E4M3), Operand(MXFP8_E4M3))
+    FP8 = _uniform("FP8", Operand(FP8_E4M3), Operand(FP8_E5M2))
+    BF16 = Recipe("BF16")
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        recipes.NVFP4,
+        recipes.NVFP4_RN,
+        recipes.MXFP4,
+        recipes.MXFP6,
+        recipes.MXFP8,
+        recipes.FP8,
+        recipes.BF16,
+    )
+}
+"""The named recipes by name."""
+
+
+@contextlib.contextmanager
+def use_recipe(recipe: Recipe) -> Iterator[None]:
+    """Makes ``recipe`` the default of every dot that is called or traced inside the block.
+
+    The recipe is part of jit's cache key: a function traced under another one is traced again.
+
+    Args:
+        recipe: a `Recipe`.
+
+    Yields:
+        Nothing.
+    """
+    _check.instance("use_recipe", "recipe", recipe, Recipe, "jax_fp4.recipes.NVFP4")
+    with _compat.default_recipe(recipe):
+        yield
+
+
+def resolve(where: str, recipe: Recipe | None) -> Recipe:
+    """``recipe``, or else the default in force."""
+    if recipe is None:
+        current = _compat.default_recipe.value
+        return recipes.NVFP4 if current is None else current
+    _check.instance(where, "recipe", recipe, Recipe, "jax_fp4.recipes.NVFP4")
+    return recipe

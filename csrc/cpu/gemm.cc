@@ -67,11 +67,11 @@ thread_local Scratch left_panel, right_panel, tile_sums;
 
 const PanelKernels& kernels_of(Level level) {
 #if defined(__x86_64__)
-  if (level == Level::amx) return amx_kernels();
-  if (level == Level::avx512) return avx512_kernels();
+  if (level == Level::amx) return amx_panel_kernels();
+  if (level == Level::avx512) return avx512_panel_kernels();
 #endif
   (void)level;
-  return portable_kernels();
+  return portable_panel_kernels();
 }
 
 Rows rows_of(const Operand& x, i64 entry, i64 rows, i64 k) {

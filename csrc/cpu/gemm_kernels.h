@@ -101,11 +101,11 @@ struct PanelKernels {
   void (*finish)(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums);
 };
 
-const PanelKernels& portable_kernels();
+const PanelKernels& portable_panel_kernels();
 
 #if defined(__x86_64__)
-const PanelKernels& avx512_kernels();
-const PanelKernels& amx_kernels();
+const PanelKernels& avx512_panel_kernels();
+const PanelKernels& amx_panel_kernels();
 #endif
 
 // ---- Plain code

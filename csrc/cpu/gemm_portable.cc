@@ -44,9 +44,13 @@ void multiply_tile(const float* left, const float* right, i64 depth, bool first,
   if (!first)
     for (int i = 0; i < kTileRows; ++i)
       for (int j = 0; j < kGroup; ++j) acc[i][j] = sums[i * kGroup + j];
-  for (i64 k = 0; k < depth; ++k)
+  for (i64 k = 0; k < depth; ++k) {
+    // Unrolled here, `acc` stays in registers; GCC left to itself keeps it in memory (7x slower).
+#pragma GCC unroll 4
     for (int i = 0; i < kTileRows; ++i)
+#pragma GCC unroll 16
       for (int j = 0; j < kGroup; ++j) acc[i][j] += left[k * kGroup + i] * right[k * kGroup + j];
+  }
   for (int i = 0; i < kTileRows; ++i)
     for (int j = 0; j < kGroup; ++j) sums[i * kGroup + j] = acc[i][j];
 }
@@ -75,7 +79,7 @@ void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* 
 
 }  // namespace
 
-const PanelKernels& portable_kernels() {
+const PanelKernels& portable_panel_kernels() {
   static const PanelKernels kernels = {sizeof(float), pack, pack, multiply, finish};
   return kernels;
 }

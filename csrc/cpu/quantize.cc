@@ -20,7 +20,7 @@ constexpr int64_t kPieceElements = 1 << 16;
 constexpr int64_t kPieceCols = kPieceElements / kStripRows;
 constexpr int64_t kMaxPieceBlocks = kPieceElements / 16;
 
-const Kernels& kernels() { return level() >= Level::avx512 ? avx512_kernels() : portable_kernels(); }
+const QuantizeKernels& kernels() { return level() >= Level::avx512 ? avx512_quantize_kernels() : portable_quantize_kernels(); }
 
 struct Piece {
   int64_t lead, row, col, rows, cols;
@@ -87,7 +87,7 @@ struct Partial {
   uint32_t amax = 0, amax_rotated = 0, fingerprint = 0;
 };
 
-Partial amax_of_piece(const Kernels& k, const Input& x, const AmaxRequest& request,
+Partial amax_of_piece(const QuantizeKernels& k, const Input& x, const AmaxRequest& request,
                       const Piece& p) {
   Partial result;
   const bool fingerprint = request.fingerprint != nullptr;
@@ -192,7 +192,7 @@ BlockEncoding four_over_six(const Encoding& e, const Input& x, const Piece& p, b
   return four_over_six_tile(e, amax, tile);
 }
 
-TileTable tile_table(const Kernels& k, const Input& x, const Target& t, const Encoding& e,
+TileTable tile_table(const QuantizeKernels& k, const Input& x, const Target& t, const Encoding& e,
                      const Piece& p) {
   const int block = t.copy.format.block;
   const bool transposed = t.copy.axis == Axis::rows;
@@ -236,7 +236,7 @@ void place_scales(const Target& t, int64_t lead, int64_t row, int64_t block, con
                 static_cast<std::size_t>(std::min<int64_t>(kScaleTileBlocks, n - i)));
 }
 
-void encode_rows(const Kernels& k, const Input& x, const Target& t, const Piece& p) {
+void encode_rows(const QuantizeKernels& k, const Input& x, const Target& t, const Piece& p) {
   const Format& format = t.copy.format;
   const Encoding e = t.encoding(x, p.lead);
   TileTable tiles;
@@ -260,7 +260,7 @@ void encode_rows(const Kernels& k, const Input& x, const Target& t, const Piece&
     place_scales(t, p.lead, p.row + r, block0, scratch + r * blocks, blocks);
 }
 
-void encode_cols(const Kernels& k, const Input& x, const Target& t, const Piece& p) {
+void encode_cols(const QuantizeKernels& k, const Input& x, const Target& t, const Piece& p) {
   const Format& format = t.copy.format;
   const Encoding e = t.encoding(x, p.lead);
   TileTable tiles;
@@ -309,7 +309,7 @@ void prepare(const Input& x, const Target& t) {
 }  // namespace
 
 void amax(const Input& x, const AmaxRequest& request, Parallel& parallel) {
-  const Kernels& k = kernels();
+  const QuantizeKernels& k = kernels();
   const Pieces pieces(x, request.rotate && request.axis == Axis::rows);
   std::vector<Partial> partials(static_cast<std::size_t>(pieces.count()));
   for_each_piece(parallel, pieces.count(), [&](int64_t i) {
@@ -333,7 +333,7 @@ void amax(const Input& x, const AmaxRequest& request, Parallel& parallel) {
 
 void quantize(const Input& x, const Copy* row, const Copy* col, Parallel& parallel) {
   const IeeeEnvironment ieee;
-  const Kernels& k = kernels();
+  const QuantizeKernels& k = kernels();
   std::vector<Target> targets;
   for (const Copy* copy : {row, col})
     if (copy) targets.emplace_back(x, *copy);
@@ -351,7 +351,7 @@ void quantize(const Input& x, const Copy* row, const Copy* col, Parallel& parall
 }
 
 void dequantize(const Quantized& q, Dtype dtype, void* out, Parallel& parallel) {
-  const Kernels& k = kernels();
+  const QuantizeKernels& k = kernels();
   const int64_t blocks = ceil_div(q.k, q.format.block);
   const int64_t pitch = row_bytes(q.format.element, q.k);
   const int64_t lead_scales = scale_bytes(q.layout, q.rows, blocks);

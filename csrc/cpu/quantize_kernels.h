@@ -45,7 +45,7 @@ struct Scan {
   std::uint32_t weighted = 0;
 };
 
-struct Kernels {
+struct QuantizeKernels {
   // Of n consecutive elements; the sums only where `fingerprint`.
   Scan (*scan)(Dtype dtype, const void* x, std::int64_t n, bool fingerprint);
 
@@ -84,8 +84,10 @@ struct Kernels {
                      float global, std::int64_t n, Dtype dtype, void* out);
 };
 
-const Kernels& portable_kernels();
-const Kernels& avx512_kernels();  // the portable ones on other processors
+const QuantizeKernels& portable_quantize_kernels();
+const QuantizeKernels& avx512_quantize_kernels();  // the portable ones on other processors
+// Those of quantize_avx512_read.cc; the others are nullptr.
+QuantizeKernels avx512_reading_quantize_kernels();
 
 // The scale and multiplier of one 16x16 tile whose largest abs bits are `amax`. x(i, k) is element
 // k of row i of the *copy*, so that a transposed tensor gives transposed codes. The same at every

@@ -217,8 +217,8 @@ BlockEncoding four_over_six_tile(const Encoding& e, uint32_t amax, const float (
   return rows[0].four < rows[0].six ? candidates.four : candidates.six;
 }
 
-const Kernels& portable_kernels() {
-  static constexpr Kernels kernels{scan,           rotated_amax_run, rotated_amax_columns,
+const QuantizeKernels& portable_quantize_kernels() {
+  static constexpr QuantizeKernels kernels{scan,           rotated_amax_run, rotated_amax_columns,
                                    encode_run,     encode_columns,   tile_amax,
                                    encode_tiles,   decode_run};
   return kernels;

@@ -19,7 +19,7 @@ struct Format {
   BlockScale scale;
   int block;  // elements of the contraction axis that share a scale byte
 
-  JAX_FP4_FN bool operator==(const Format&) const = default;
+  bool operator==(const Format&) const = default;
 };
 
 inline constexpr Format kNVFP4{Element::e2m1, BlockScale::ue4m3, 16};

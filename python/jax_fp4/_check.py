@@ -17,7 +17,12 @@ FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def fail(
-    where: str, argument: str, expected: str, got: str, way_out: str, kind: type[Exception] = ValueError
+    where: str,
+    argument: str,
+    expected: str,
+    got: str,
+    way_out: str,
+    kind: type[Exception] = ValueError,
 ) -> NoReturn:
     """Raises ``kind`` with the project's one sentence structure."""
     raise kind(f"jax_fp4.{where}: `{argument}` must be {expected}, got {got}; {way_out}")
@@ -67,7 +72,9 @@ def float_dtype(where: str, argument: str, dtype: Any) -> np.dtype:
 
 def one_of(where: str, argument: str, value: Any, choices: Collection[Any]) -> None:
     """``value`` is one of ``choices``."""
-    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+    if not any(
+        value is choice or (type(value) is type(choice) and value == choice) for choice in choices
+    ):
         names = ", ".join(repr(choice) for choice in choices)
         fail(where, argument, f"one of {names}", repr(value), "choose one of these")
 
@@ -88,7 +95,14 @@ def instance(where: str, argument: str, value: Any, kind: type, example: str) ->
 def axis(where: str, value: Any, ndim: int) -> int:
     """``value`` as a negative axis number of an array of rank ``ndim``."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        fail(where, "axis", "an int", repr(value), "name one axis, the one that is contracted", TypeError)
+        fail(
+            where,
+            "axis",
+            "an int",
+            repr(value),
+            "name one axis, the one that is contracted",
+            TypeError,
+        )
     if not -ndim <= value < ndim:
         fail(
             where,
@@ -120,7 +134,11 @@ def signs(where: str, argument: str, value: Any, default: int) -> int | None:
 
 def stream(where: str, value: Any) -> int:
     """``value`` as a stream number."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < 2**32:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, np.integer))
+        or not 0 <= value < 2**32
+    ):
         fail(
             where,
             "stream",
@@ -155,7 +173,11 @@ def seed_words(where: str, *, seed: Any, key: Any, needed: bool) -> jax.Array | 
             "neither",
             "pass seed=jnp.array([low, high], jnp.uint32) or key=jax.random.key(0)",
         )
-    if not isinstance(seed, (jax.Array, np.ndarray)) or seed.dtype != np.uint32 or seed.shape != (2,):
+    if (
+        not isinstance(seed, (jax.Array, np.ndarray))
+        or seed.dtype != np.uint32
+        or seed.shape != (2,)
+    ):
         got = f"{seed.dtype}{list(seed.shape)}" if hasattr(seed, "shape") else repr(seed)
         fail(
             where,

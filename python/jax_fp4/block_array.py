@@ -65,7 +65,9 @@ class BlockScaledArray:
     @property
     def nbytes(self) -> int:
         """Bytes of values, scales and global scales."""
-        return sum(int(a.size) * a.dtype.itemsize for a in (self.values, self.scales, self.global_scale))
+        return sum(
+            int(a.size) * a.dtype.itemsize for a in (self.values, self.scales, self.global_scale)
+        )
 
     def codes(self) -> jax.Array:
         """The codes, one a byte: uint8 [..., R, length]."""
@@ -121,7 +123,12 @@ def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
         part = getattr(q, name)
         if part.dtype != dtype:
             _check.fail(
-                where, f"{argument}.{name}", np.dtype(dtype).name, part.dtype.name, way_out, TypeError
+                where,
+                f"{argument}.{name}",
+                np.dtype(dtype).name,
+                part.dtype.name,
+                way_out,
+                TypeError,
             )
     lead, rows = q.values.shape[:-2], q.values.shape[-2] if q.values.ndim > 1 else 0
     expected = {

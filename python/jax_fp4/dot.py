@@ -88,7 +88,9 @@ def _matrices(
     x: jax.Array, wanted: Sequence[tuple[Operand | None, str, int]], key: jax.Array | None = None
 ) -> list[_Matrix]:
     """x [B, rows, cols] prepared for each (operand, axis, stream), with one pass for the copies."""
-    copies = [_copy(operand, axis, stream) for operand, axis, stream in wanted if operand is not None]
+    copies = [
+        _copy(operand, axis, stream) for operand, axis, stream in wanted if operand is not None
+    ]
     x4 = x[None]
     from_data = key is None and any(copy.stochastic for copy in copies)
     amax, prints = amax_for_copies(x4, copies, fingerprint=from_data)
@@ -159,10 +161,12 @@ def _product_fwd(
     lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, spec: _Product
 ) -> tuple[jax.Array, Any]:
     a, lhs_saved = _matrices(
-        lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0), (spec.lhs.backward, spec.lhs.free_axis, 0)]
+        lhs,
+        [(spec.lhs.forward, spec.lhs.contract_axis, 0), (spec.lhs.backward, spec.lhs.free_axis, 0)],
     )
     b, rhs_saved = _matrices(
-        rhs, [(spec.rhs.forward, spec.rhs.contract_axis, 0), (spec.rhs.backward, spec.rhs.free_axis, 0)]
+        rhs,
+        [(spec.rhs.forward, spec.rhs.contract_axis, 0), (spec.rhs.backward, spec.rhs.free_axis, 0)],
     )
     saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, RESIDUAL_NAME), (lhs_saved, rhs_saved))
     like = (jnp.zeros((0,), lhs.dtype), jnp.zeros((0,), rhs.dtype))
@@ -332,7 +336,11 @@ def _dimension_numbers(
         (lc, rc), (lb, rb) = pairs
     except (TypeError, ValueError):
         _check.fail(
-            where, "dimension_numbers", "two pairs of dimension lists", repr(dimension_numbers), way_out
+            where,
+            "dimension_numbers",
+            "two pairs of dimension lists",
+            repr(dimension_numbers),
+            way_out,
         )
     for name, x, groups in (("lhs", lhs, (lc, lb)), ("rhs", rhs, (rc, rb))):
         every = [i for group in groups for i in group]

@@ -32,7 +32,11 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, batch: int, **par
     size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
 
     def merge(arg: Any, dim: int | None) -> Any:
-        arg = jnp.broadcast_to(arg[None], (size, *arg.shape)) if dim is None else jnp.moveaxis(arg, dim, 0)
+        arg = (
+            jnp.broadcast_to(arg[None], (size, *arg.shape))
+            if dim is None
+            else jnp.moveaxis(arg, dim, 0)
+        )
         arg = jnp.broadcast_to(arg, (size, batch, *arg.shape[2:]))
         return arg.reshape(size * batch, *arg.shape[2:])
 
@@ -143,7 +147,13 @@ def scaled_matmul(
     if bias is not None:
         bias = _check.float_array(where, "bias", bias)
         if bias.shape != (cols,):
-            _check.fail(where, "bias", f"of shape ({cols},) = (N,)", str(bias.shape), "pass one value a column")
+            _check.fail(
+                where,
+                "bias",
+                f"of shape ({cols},) = (N,)",
+                str(bias.shape),
+                "pass one value a column",
+            )
         bias = bias[None]
     if accumulate is not None:
         accumulate = _check.float_array(where, "accumulate", accumulate)

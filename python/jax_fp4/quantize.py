@@ -76,7 +76,9 @@ def _merge_batch(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[list[
     merged = []
     for arg, dim in zip(args, dims, strict=True):
         front = (
-            jnp.broadcast_to(arg[None], (size, *arg.shape)) if dim is None else jnp.moveaxis(arg, dim, 0)
+            jnp.broadcast_to(arg[None], (size, *arg.shape))
+            if dim is None
+            else jnp.moveaxis(arg, dim, 0)
         )
         merged.append(front.reshape(size * front.shape[1], *front.shape[2:]))
     return merged, size
@@ -187,7 +189,9 @@ def amax_for_copies(
     Returns:
         (for each copy uint32 [V, L], or None where its format needs none; uint32 [V] or None).
     """
-    rotations = {(c.axis, c.signs) for c in copies if c.format.tensor_scaled and c.signs is not None}
+    rotations = {
+        (c.axis, c.signs) for c in copies if c.format.tensor_scaled and c.signs is not None
+    }
     plain_needed = any(c.format.tensor_scaled and c.signs is None for c in copies)
     found: dict[tuple[str, int | None], jax.Array] = {}
     prints = None
@@ -274,15 +278,29 @@ def _checked_copy(where: str, format: Any, axis: str, options: Mapping[str, Any]
         stream=_check.stream(where, options["stream"]),
     )
     if copy.scaling == "2d" and (copy.signs is not None or format.scale == "unit"):
-        what = "hadamard=True" if copy.signs is not None else f"format {format}, which has no block scales"
-        _check.fail(where, "scaling", f'"1d" with {what}', '"2d"', 'drop one of the two')
+        what = (
+            "hadamard=True"
+            if copy.signs is not None
+            else f"format {format}, which has no block scales"
+        )
+        _check.fail(where, "scaling", f'"1d" with {what}', '"2d"', "drop one of the two")
     if copy.four_over_six and (format.scale != "ue4m3" or copy.stochastic):
         got = f"{format} with rounding={copy.rounding!r}"
-        _check.fail(where, "four_over_six", "False but for NVFP4 rounded to nearest", f"True for {got}",
-                    "drop four_over_six")
+        _check.fail(
+            where,
+            "four_over_six",
+            "False but for NVFP4 rounded to nearest",
+            f"True for {got}",
+            "drop four_over_six",
+        )
     if copy.scale_rule == "floor" and format.scale != "ue8m0":
-        _check.fail(where, "scale_rule", f'"rceil" (the default, not used) for {format}', '"floor"',
-                    "the rule is a choice of MX formats only")
+        _check.fail(
+            where,
+            "scale_rule",
+            f'"rceil" (the default, not used) for {format}',
+            '"floor"',
+            "the rule is a choice of MX formats only",
+        )
     return copy
 
 
@@ -292,7 +310,11 @@ def _given_amax(where: str, copy: Copy, given: Any, lead: tuple[int, ...]) -> ja
         return None
     if not copy.format.tensor_scaled:
         _check.fail(
-            where, "amax", f"None for {copy.format}, which has no tensor scale", "a value", "drop it"
+            where,
+            "amax",
+            f"None for {copy.format}, which has no tensor scale",
+            "a value",
+            "drop it",
         )
     value = jnp.asarray(given)
     if value.dtype != jnp.float32 or value.shape not in ((), lead):
@@ -427,8 +449,14 @@ def quantize_both(
         merged = {**defaults, **options, **(own or {})}
         unknown = sorted(set(merged) - set(defaults))
         if unknown:
-            _check.fail(where, unknown[0], f"an option of {', '.join(_COPY_OPTIONS)}", "an unknown name",
-                        f"check the spelling (options of both copies, or of `{name}`)", TypeError)
+            _check.fail(
+                where,
+                unknown[0],
+                f"an option of {', '.join(_COPY_OPTIONS)}",
+                "an unknown name",
+                f"check the spelling (options of both copies, or of `{name}`)",
+                TypeError,
+            )
         copy = _checked_copy(where, format, "cols" if axis == -1 else "rows", merged)
         wanted.append((copy, axis, merged["amax"]))
     needed = any(copy.stochastic for copy, _, _ in wanted)
@@ -456,7 +484,9 @@ def _public_copies(
     seed = None if words is None else words.reshape(1, 2)
     made = make_copies(x4, copies, amax, [seed] * len(copies))
     arrays = []
-    for (copy, axis, _), (values, scales, global_scale), bits in zip(wanted, made, amax, strict=True):
+    for (copy, axis, _), (values, scales, global_scale), bits in zip(
+        wanted, made, amax, strict=True
+    ):
         arrays.append(
             BlockScaledArray(
                 values=values.reshape(*lead, *values.shape[2:]),

@@ -87,7 +87,9 @@ class Recipe:
             first, second = getattr(self, first_name), getattr(self, second_name)
             for name, operand in ((first_name, first), (second_name, second)):
                 if operand is not None:
-                    _check.instance(where, name, operand, Operand, "Operand(jax_fp4.NVFP4), or None")
+                    _check.instance(
+                        where, name, operand, Operand, "Operand(jax_fp4.NVFP4), or None"
+                    )
             if (first is None) != (second is None):
                 _check.fail(
                     where,

@@ -243,10 +243,21 @@ def quantize(
         outputs.append((values, scales, global_scale, rows))
         structures.append(
             _Copy(
-                1 if o.axis == 0 else 0, list(FORMATS).index(o.format),
-                ["rceil", "floor"].index(o.rule), o.tiles, o.stochastic, o.four_over_six,
-                o.hadamard, o.tiled_layout, o.signs, o.stream, o.seed, keep[-1].ctypes.data,
-                values.address, scales.address, global_scale.address,
+                1 if o.axis == 0 else 0,
+                list(FORMATS).index(o.format),
+                ["rceil", "floor"].index(o.rule),
+                o.tiles,
+                o.stochastic,
+                o.four_over_six,
+                o.hadamard,
+                o.tiled_layout,
+                o.signs,
+                o.stream,
+                o.seed,
+                keep[-1].ctypes.data,
+                values.address,
+                scales.address,
+                global_scale.address,
             )  # fmt: skip
         )
     pointers = [ctypes.byref(s) for s in structures] + [None]

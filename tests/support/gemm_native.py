@@ -141,9 +141,10 @@ class Operand:
         scale = "ue4m3" if self.format.scale == "ue4m3" else "ue8m0"
         # A scale of NaN counts for zero codes as well: NaN * 0 is NaN.
         scales = np.repeat(tables.VALUES[scale][self.scales[entry]], self.format.block, axis=-1)
-        return tables.VALUES[self.format.element][self.codes[entry]] * scales[
-            :, : self.codes.shape[-1]
-        ]
+        return (
+            tables.VALUES[self.format.element][self.codes[entry]]
+            * scales[:, : self.codes.shape[-1]]
+        )
 
     def pack(self) -> tuple[Guarded, Guarded, Guarded]:
         """Values, scales and global scale as the library takes them."""

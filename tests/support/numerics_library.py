@@ -16,7 +16,16 @@ import numpy as np
 from support.repository import ROOT
 
 SOURCE = ROOT / "tests" / "numerics" / "numerics_c.cc"
-FLAGS = ("-std=c++20", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
+FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-shared",
+    "-fPIC",
+)
 
 # Numbers of the C++ enumerations, and of kFormats in numerics_c.cc.
 ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
@@ -24,7 +33,8 @@ SCALES = ("ue4m3", "ue8m0")
 RULES = ("rceil", "floor")
 LAYOUTS = ("linear", "tiled")
 FORMATS = (
-    "NVFP4", "MXFP4", "MXFP6_E2M3", "MXFP6_E3M2", "MXFP8_E4M3", "MXFP8_E5M2", "FP8_E4M3", "FP8_E5M2",
+    "NVFP4", "MXFP4", "MXFP6_E2M3", "MXFP6_E3M2",
+    "MXFP8_E4M3", "MXFP8_E5M2", "FP8_E4M3", "FP8_E5M2",
 )  # fmt: skip
 
 

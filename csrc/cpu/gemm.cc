@@ -74,6 +74,14 @@ const PanelKernels& kernels_of(Level level) {
   return portable_panel_kernels();
 }
 
+const StreamKernels* stream_of(Level level) {
+#if defined(__x86_64__)
+  if (level >= Level::avx512) return &avx512_stream_kernels();
+#endif
+  (void)level;
+  return nullptr;
+}
+
 Rows rows_of(const Operand& x, i64 entry, i64 rows, i64 k) {
   const i64 index = x.batch == 1 ? 0 : entry;
   const i64 blocks = ceil_div(k, x.format.block);
@@ -131,15 +139,22 @@ struct Slab {
   }
 };
 
-// Replaces the outputs of wide rows in a tile of D.
-void finish_wide(const Epilogue& epilogue, const Slab& left, const Slab& right, i64 row0, i64 row1,
-                 i64 col0, i64 col1) {
+// One operand with what was found out about its rows.
+struct Scanned {
+  const Rows& x;
+  const RowScales& scales;
+};
+
+// Replaces the outputs of wide rows in a part of D.
+void finish_wide(const Epilogue& epilogue, const Scanned& left, const Scanned& right, i64 row0,
+                 i64 row1, i64 col0, i64 col1) {
   const i64 k = left.x.k;
-  std::vector<double> a(k), b(k);
+  std::vector<double> a, b;
   for (i64 row = row0; row < row1; ++row) {
     bool decoded = false;
     for (i64 col = col0; col < col1; ++col) {
       if (!left.scales.wide[row] && !right.scales.wide[col]) continue;
+      a.resize(k), b.resize(k);
       if (!decoded) decode_row(left.x, row, a.data());
       decoded = true;
       decode_row(right.x, col, b.data());
@@ -188,23 +203,29 @@ void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& r
     const i64 row1 = std::min(row0 + block.left_groups * kGroup, left.x.rows);
     const i64 col0 = (right.first + r0) * kGroup;
     const i64 col1 = std::min(col0 + block.right_groups * kGroup, right.x.rows);
-    for (i64 row = row0; row < row1; ++row)
-      for (i64 col = col0; col < col1; col += kGroup) {
-        const i64 index = (row - row0) / kGroup * block.right_groups + (col - col0) / kGroup;
-        kernels.finish(epilogue, row, col, std::min(kGroup, col1 - col),
-                       block.sums + index * tile_floats + (row - row0) % kGroup * kGroup);
-      }
-    if (wide) finish_wide(epilogue, left, right, row0, row1, col0, col1);
+    for (i64 row = row0; row < row1; ++row) {
+      const i64 group = (row - row0) / kGroup;
+      kernels.finish(epilogue, row, col0, col1 - col0,
+                     block.sums + group * block.right_groups * tile_floats +
+                         (row - row0) % kGroup * kGroup,
+                     tile_floats);
+    }
+    if (wide)
+      finish_wide(epilogue, {left.x, left.scales}, {right.x, right.scales}, row0, row1, col0, col1);
   });
+}
+
+// Powers are needed as soon as one operand has power-of-two scales.
+void set_powers(const Scanned& a, const Scanned& b, Epilogue& epilogue) {
+  if (a.x.format.scale == BlockScale::ue4m3 && b.x.format.scale == BlockScale::ue4m3) return;
+  epilogue.power_a = a.scales.power.data();
+  epilogue.power_b = b.scales.power.data();
 }
 
 void gemm_panels(const PanelKernels& kernels, const Rows& a, const Rows& b, Epilogue epilogue,
                  Parallel& parallel) {
   RowScales scales_a(a.rows), scales_b(b.rows);
-  if (a.format.scale != BlockScale::ue4m3 || b.format.scale != BlockScale::ue4m3) {
-    epilogue.power_a = scales_a.power.data();
-    epilogue.power_b = scales_b.power.data();
-  }
+  set_powers({a, scales_a}, {b, scales_b}, epilogue);
   Slab left{a, scales_a, kernels.pack_left, kernels.element_bytes};
   Slab right{b, scales_b, kernels.pack_right, kernels.element_bytes};
   const i64 slab_groups = std::max(kTileGroups, kSlabBytes / std::max<i64>(left.group_bytes(), 1));
@@ -226,6 +247,43 @@ void gemm_panels(const PanelKernels& kernels, const Rows& a, const Rows& b, Epil
   }
 }
 
+// At most kFewRows rows on one side.
+void gemm_stream(const PanelKernels& kernels, const StreamKernels& stream, const Rows& a,
+                 const Rows& b, Epilogue epilogue, Parallel& parallel) {
+  RowScales scales_a(a.rows), scales_b(b.rows);
+  set_powers({a, scales_a}, {b, scales_b}, epilogue);
+  const bool few_a = a.rows <= kFewRows;
+  const Rows& few = few_a ? a : b;
+  const Rows& many = few_a ? b : a;
+  RowScales& few_scales = few_a ? scales_a : scales_b;
+  RowScales& many_scales = few_a ? scales_b : scales_a;
+  for (i64 row = 0; row < few.rows; ++row) scan_row(few, row, few_scales);
+  u8* prepared = static_cast<u8*>(left_panel.at_least(stream.prepared_bytes(few, many.format)));
+  stream.prepare(few, few_scales, many.format, prepared);
+  constexpr i64 kPart = 64;  // of the many rows, per task
+  parallel.run(ceil_div(many.rows, kPart), [&](i64 part) {
+    const i64 begin = part * kPart;
+    const i64 end = std::min(begin + kPart, many.rows);
+    for (i64 row = begin; row < end; ++row) scan_row(many, row, many_scales);
+    float sums[kFewRows * kPart];
+    stream.dot(prepared, few, many, many_scales, begin, end, sums, kPart);
+    for (i64 f = 0; f < few.rows; ++f) {
+      const float* row_sums = sums + f * kPart;
+      if (few_a) {
+        kernels.finish(epilogue, f, begin, end - begin, row_sums, kGroup);
+      } else {
+        for (i64 row = begin; row < end; ++row)
+          finish_one(epilogue, row, f, apply_powers(epilogue, row, f, row_sums[row - begin]));
+      }
+    }
+    const Scanned left{a, scales_a}, right{b, scales_b};
+    if (few_a)
+      finish_wide(epilogue, left, right, 0, few.rows, begin, end);
+    else
+      finish_wide(epilogue, left, right, begin, end, 0, few.rows);
+  });
+}
+
 void gemm_model(const Rows& a, const Rows& b, const Epilogue& epilogue, Parallel& parallel) {
   parallel.run(a.rows, [&](i64 row) {
     for (i64 col = 0; col < b.rows; ++col)
@@ -239,7 +297,11 @@ void gemm_entry(const GemmProblem& p, i64 entry, Parallel& parallel) {
   const Epilogue epilogue = epilogue_of(p, entry);
   const Level now = level();
   if (now == Level::model) return gemm_model(a, b, epilogue, parallel);
-  gemm_panels(kernels_of(now), a, b, epilogue, parallel);
+  const PanelKernels& kernels = kernels_of(now);
+  const StreamKernels* stream = stream_of(now);
+  if (stream != nullptr && std::min(p.m, p.n) <= kFewRows)
+    return gemm_stream(kernels, *stream, a, b, epilogue, parallel);
+  gemm_panels(kernels, a, b, epilogue, parallel);
 }
 
 }  // namespace

@@ -37,15 +37,15 @@ template <Element element>
 void pack_left_of(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, u8* out) {
   GroupScales scales;
   StepBuffer buffer;
-  const i64 block = x.format.block;
-  group_scales(x, base, group, k0 / block, ceil_div(steps * kStep, block), scales);
+  const int shift = block_shift(x.format);
+  group_scales(x, base, group, k0 >> shift, (steps * kStep) >> shift, scales);
   const __m512i odd_words = _mm512_set_epi16(
       63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17,
       15, 13, 11, 9, 7, 5, 3, 1);
   for (i64 s = 0; s < steps; ++s) {
     const Step step = stage_step<element>(x, group, k0 + s * kStep, buffer);
-    const float* low = scales.value[s * kStep / block];
-    const float* high = scales.value[(s * kStep + 16) / block];
+    const float* low = scales.value[(s * kStep) >> shift];
+    const float* high = scales.value[(s * kStep + 16) >> shift];
     for (int r = 0; r < kGroup; ++r) {
       const u8* codes = step.bytes + r * step.pitch;
       __m512i row;

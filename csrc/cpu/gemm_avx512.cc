@@ -109,18 +109,22 @@ __m512 apply_powers(__m512 sums, double row, const double* columns, __mmask16 ma
   return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
 
-void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums) {
-  const __mmask16 mask = static_cast<__mmask16>((1u << count) - 1);
-  const i64 index = row * epilogue.n + col;
-  __m512 value = _mm512_maskz_loadu_ps(mask, sums);
-  if (epilogue.power_a != nullptr)
-    value = apply_powers(value, epilogue.power_a[row], epilogue.power_b + col, mask);
-  value = _mm512_mul_ps(_mm512_set1_ps(epilogue.alpha), value);
-  if (epilogue.bias != nullptr)
-    value = _mm512_add_ps(value, load16(epilogue.bias_dtype, epilogue.bias, col, mask));
-  if (epilogue.accumulate != nullptr)
-    value = _mm512_add_ps(value, load16(epilogue.accumulate_dtype, epilogue.accumulate, index, mask));
-  store16(epilogue.out_dtype, epilogue.out, index, mask, value);
+void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums, i64 pitch) {
+  const __m512 alpha = _mm512_set1_ps(epilogue.alpha);
+  for (i64 j = 0; j < count; j += kGroup, sums += pitch) {
+    const i64 index = row * epilogue.n + col + j;
+    const __mmask16 mask = static_cast<__mmask16>((1u << std::min(kGroup, count - j)) - 1);
+    __m512 value = _mm512_maskz_loadu_ps(mask, sums);
+    if (epilogue.power_a != nullptr)
+      value = apply_powers(value, epilogue.power_a[row], epilogue.power_b + col + j, mask);
+    value = _mm512_mul_ps(alpha, value);
+    if (epilogue.bias != nullptr)
+      value = _mm512_add_ps(value, load16(epilogue.bias_dtype, epilogue.bias, col + j, mask));
+    if (epilogue.accumulate != nullptr)
+      value = _mm512_add_ps(value,
+                            load16(epilogue.accumulate_dtype, epilogue.accumulate, index, mask));
+    store16(epilogue.out_dtype, epilogue.out, index, mask, value);
+  }
 }
 
 }  // namespace

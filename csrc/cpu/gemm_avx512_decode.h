@@ -117,6 +117,9 @@ void group_scales_of(const Rows& x, const i32* base, i64 group, i64 block0, i64 
   }
 }
 
+// log2 of the block size: kernels divide by it once per step.
+inline int block_shift(const Format& format) { return __builtin_ctz(static_cast<u32>(format.block)); }
+
 // Scales of blocks block0 .. block0 + count - 1 (block0 % 4 == 0) of a group's rows.
 inline void group_scales(const Rows& x, const i32* base, i64 group, i64 block0, i64 count,
                          GroupScales& scales) {
@@ -268,13 +271,13 @@ inline void decode_columns(const Step& step, __m512 low, __m512 high, Sink&& sin
 template <typename Sink>
 inline void decode_group(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, Sink&& sink) {
   GroupScales scales;
-  const i64 block = x.format.block;
-  group_scales(x, base, group, k0 / block, ceil_div(steps * kStep, block), scales);
+  const int shift = block_shift(x.format);
+  group_scales(x, base, group, k0 >> shift, (steps * kStep) >> shift, scales);
   with_element(x.format.element, [&]<Element element>() {
     StepBuffer buffer;
     for (i64 s = 0; s < steps; ++s) {
       const Step step = stage_step<element>(x, group, k0 + s * kStep, buffer);
-      decode_columns<element>(step, scales[s * kStep / block], scales[(s * kStep + 16) / block],
+      decode_columns<element>(step, scales[(s * kStep) >> shift], scales[(s * kStep + 16) >> shift],
                               [&](int j, __m512 even, __m512 odd) { sink(s, j, even, odd); });
     }
   });

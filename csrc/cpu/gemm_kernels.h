@@ -79,7 +79,13 @@ struct Epilogue {
   i64 n;
 };
 
+// One output, from a sum to which powers were applied.
 void finish_one(const Epilogue& epilogue, i64 row, i64 col, float sum);
+
+inline float apply_powers(const Epilogue& epilogue, i64 row, i64 col, float sum) {
+  if (epilogue.power_a == nullptr) return sum;
+  return static_cast<float>(sum * (epilogue.power_a[row] * epilogue.power_b[col]));
+}
 
 struct PanelBlock {
   const void* left;   // left_groups groups of `steps` steps, one after the other
@@ -97,8 +103,20 @@ struct PanelKernels {
   void (*pack_right)(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, void* panel);
   // The k order of every sum is the same wherever it lies.
   void (*multiply)(const PanelBlock& block);
-  // Outputs (row, col) .. (row, col + count - 1), count <= kGroup.
-  void (*finish)(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums);
+  // Outputs (row, col) .. (row, col + count - 1). Sums lie kGroup by kGroup, `pitch` apart.
+  void (*finish)(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums,
+                 i64 pitch);
+};
+
+inline constexpr i64 kFewRows = 8;  // up to which a product goes without panels
+
+struct StreamKernels {
+  // Memory for the few rows, in the form in which they meet rows of the format `many`.
+  i64 (*prepared_bytes)(const Rows& few, const Format& many);
+  void (*prepare)(const Rows& few, const RowScales& scales, const Format& many, u8* memory);
+  // sums[f * pitch + r]: few row f times many row row0 + r, r < row1 - row0.
+  void (*dot)(const u8* prepared, const Rows& few, const Rows& many, const RowScales& scales,
+              i64 row0, i64 row1, float* sums, i64 pitch);
 };
 
 const PanelKernels& portable_panel_kernels();
@@ -106,6 +124,7 @@ const PanelKernels& portable_panel_kernels();
 #if defined(__x86_64__)
 const PanelKernels& avx512_panel_kernels();
 const PanelKernels& amx_panel_kernels();
+const StreamKernels& avx512_stream_kernels();
 #endif
 
 // ---- Plain code

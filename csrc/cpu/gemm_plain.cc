@@ -33,9 +33,19 @@ void scan_row(const Rows& x, i64 row, RowScales& scales) {
   const ScaleRow bytes = scale_row(x, row);
   const i64 blocks = x.blocks();
   u32 low = 255, high = 0;
-  for (i64 block = 0; block < blocks; ++block) {
-    low = std::min(low, bytes[block]);
-    high = std::max(high, bytes[block]);
+  if (x.layout == ScaleLayout::linear) {
+    // In bytes, so that it becomes vector code: this is the usual case, for every row.
+    u8 low_byte = 255, high_byte = 0;
+    for (i64 block = 0; block < blocks; ++block) {
+      low_byte = std::min(low_byte, bytes.first[block]);
+      high_byte = std::max(high_byte, bytes.first[block]);
+    }
+    low = low_byte, high = high_byte;
+  } else {
+    for (i64 block = 0; block < blocks; ++block) {
+      low = std::min(low, bytes[block]);
+      high = std::max(high, bytes[block]);
+    }
   }
   if (high == kUE8M0NaN || high > low + kMaxSpan) {
     low = 255, high = 0;

@@ -66,14 +66,10 @@ void multiply(const PanelBlock& block) {
                       block.sums + (l * block.right_groups + r) * kGroup * kGroup + i * kGroup);
 }
 
-void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums) {
+void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* sums, i64 pitch) {
   for (i64 j = 0; j < count; ++j) {
-    float sum = sums[j];
-    if (epilogue.power_a != nullptr) {
-      const double power = epilogue.power_a[row] * epilogue.power_b[col + j];
-      sum = static_cast<float>(sum * power);
-    }
-    finish_one(epilogue, row, col + j, sum);
+    const float sum = sums[j / kGroup * pitch + j % kGroup];
+    finish_one(epilogue, row, col + j, apply_powers(epilogue, row, col + j, sum));
   }
 }
 

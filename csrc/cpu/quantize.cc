@@ -16,7 +16,7 @@ namespace {
 
 using std::int64_t, std::uint16_t, std::uint32_t, std::uint64_t, std::uint8_t;
 
-constexpr int64_t kPieceElements = 1 << 16;
+constexpr int64_t kPieceElements = 1 << 17;
 constexpr int64_t kPieceCols = kPieceElements / kStripRows;
 constexpr int64_t kMaxPieceBlocks = kPieceElements / 16;
 
@@ -65,6 +65,14 @@ void for_each_piece(Parallel& parallel, int64_t pieces, const Body& body) {
 const void* element(const Input& x, int64_t lead, int64_t row, int64_t col) {
   return static_cast<const uint8_t*>(x.data) +
          ((lead * x.rows + row) * x.cols + col) * dtype_bytes(x.dtype);
+}
+
+// Asks for cache lines that are used a little later. Pieces are short stretches of distant rows,
+// which the hardware does not foresee.
+template <bool kWrite>
+void prefetch(const void* begin, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(static_cast<const uint8_t*>(begin) + i, kWrite ? 1 : 0);
 }
 
 int64_t logical_rows(const Input& x) {
@@ -152,6 +160,9 @@ struct Target {
   uint8_t* scales(int64_t lead) const {
     return copy.scales + lead * scale_bytes(copy.layout, rows, blocks);
   }
+  uint8_t* scale(int64_t lead, int64_t row, int64_t block) const {
+    return scales(lead) + scale_offset(copy.layout, row, block, blocks);
+  }
   uint64_t group(int64_t lead, int64_t row, int64_t k_) const {
     return static_cast<uint64_t>(((lead0 + lead) * logical_rows + row0 + row) * logical_groups +
                                  (k0 + k_) / 16);
@@ -171,11 +182,11 @@ struct TileTable {
   std::vector<uint8_t> scales;
   std::vector<float> multipliers;
 
-  // The blocks of one row of the piece's copy.
+  // From this row of tiles on.
   GivenScales row(int64_t tile_row) const {
     if (blocks == 0) return {};
     return {&scales[static_cast<std::size_t>(tile_row * blocks)],
-            &multipliers[static_cast<std::size_t>(tile_row * blocks)]};
+            &multipliers[static_cast<std::size_t>(tile_row * blocks)], blocks};
   }
 };
 
@@ -226,13 +237,12 @@ TileTable tile_table(const QuantizeKernels& k, const Input& x, const Target& t, 
 // side by side in both layouts.
 void place_scales(const Target& t, int64_t lead, int64_t row, int64_t block, const uint8_t* from,
                   int64_t n) {
-  uint8_t* scales = t.scales(lead);
   if (t.copy.layout == ScaleLayout::linear) {
-    std::memcpy(scales + row * t.blocks + block, from, static_cast<std::size_t>(n));
+    std::memcpy(t.scale(lead, row, block), from, static_cast<std::size_t>(n));
     return;
   }
   for (int64_t i = 0; i < n; i += kScaleTileBlocks)
-    std::memcpy(scales + scale_offset(ScaleLayout::tiled, row, block + i, t.blocks), from + i,
+    std::memcpy(t.scale(lead, row, block + i), from + i,
                 static_cast<std::size_t>(std::min<int64_t>(kScaleTileBlocks, n - i)));
 }
 
@@ -251,10 +261,16 @@ void encode_rows(const QuantizeKernels& k, const Input& x, const Target& t, cons
   const bool flat = p.cols == x.cols && p.cols % format.block == 0 && !t.copy.tiles &&
                     t.pitch * 8 == p.cols * element_bits(format) &&
                     (!t.copy.stochastic || t.logical_groups * 16 == p.cols);
-  for (int64_t r = 0; r < p.rows; r += flat ? p.rows : 1)
+  const int64_t run_bytes = p.cols * dtype_bytes(x.dtype);
+  for (int64_t r = 0; r < p.rows; r += flat ? p.rows : 1) {
+    if (!flat && r + 1 < p.rows) {
+      prefetch<false>(element(x, p.lead, p.row + r + 1, p.col), run_bytes);
+      prefetch<true>(t.values(p.lead, p.row + r + 1, p.col), row_bytes(format.element, p.cols));
+    }
     k.encode_run(e, element(x, p.lead, p.row + r, p.col), flat ? p.rows * p.cols : p.cols,
                  t.group(p.lead, p.row + r, p.col), tiles.row(r / format.block),
                  t.values(p.lead, p.row + r, p.col), scales + r * scale_pitch);
+  }
   if (linear) return;
   for (int64_t r = 0; r < p.rows; ++r)
     place_scales(t, p.lead, p.row + r, block0, scratch + r * blocks, blocks);
@@ -273,6 +289,10 @@ void encode_cols(const QuantizeKernels& k, const Input& x, const Target& t, cons
   alignas(64) uint8_t scales[kStripRows / 16][kStripCols];
   for (int64_t c = 0; c < p.cols; c += kStripCols) {
     const int cols = static_cast<int>(std::min<int64_t>(kStripCols, p.cols - c));
+    for (int lane = 0; lane < cols; ++lane) {
+      prefetch<true>(t.values(p.lead, p.col + c + lane, p.row), end);
+      prefetch<true>(t.scale(p.lead, p.col + c + lane, p.row / format.block), 1);
+    }
     k.encode_columns(e, element(x, p.lead, p.row, p.col + c), x.cols, static_cast<int>(p.rows),
                      cols, t.group(p.lead, p.col + c, p.row),
                      static_cast<uint64_t>(t.logical_groups), tiles.row(c / format.block), values,

@@ -377,17 +377,24 @@ void encode_columns(const Encoding& e, const void* x, int64_t pitch, int rows, i
                     uint8_t (*scales)[kStripCols]) {
   const int block = e.format.block;
   const int block_bytes = block * element_bits(e.format) / 8;
-  Unit unit;
+  Strip strip;
   Words words;
   for (int b = 0; b * block < rows; ++b) {
     const int row = b * block;
-    load_columns(e.dtype, unit, at(e.dtype, x, row * pitch), pitch, std::min(block, rows - row),
-                 block, first_lanes(cols));
-    Scales known;
-    if (given.scales) known = {set1(given.scales[b]), _mm512_set1_ps(given.multipliers[b])};
-    const Groups groups{group + static_cast<uint64_t>(row / 16), group_pitch};
-    store128(scales[b], encode_unit(e, unit, given.scales ? &known : nullptr, groups, words));
-    store_words(words, block_bytes / 4, values + b * block_bytes, kStripPitch);
+    load_columns(e.dtype, strip, at(e.dtype, x, row * pitch), pitch, std::min(block, rows - row),
+                 block, cols);
+    for (int c = 0; c < cols; c += kLanes) {
+      const int64_t tile = b + c / block * given.pitch;
+      Scales known;
+      if (given.scales)
+        known = {set1(given.scales[tile]), _mm512_set1_ps(given.multipliers[tile])};
+      const Groups groups{
+          group + static_cast<uint64_t>(c) * group_pitch + static_cast<uint64_t>(row / 16),
+          group_pitch};
+      store128(scales[b] + c, encode_unit(e, strip.unit[c / kLanes],
+                                          given.scales ? &known : nullptr, groups, words));
+      store_words(words, block_bytes / 4, values + c * kStripPitch + b * block_bytes, kStripPitch);
+    }
   }
 }
 

@@ -38,26 +38,31 @@ uint32_t rotated_amax_run(Dtype dtype, const void* x, int64_t n, uint16_t signs)
 
 uint32_t rotated_amax_columns(Dtype dtype, const void* x, int64_t pitch, int rows, int cols,
                               uint16_t signs) {
-  Unit unit;
+  Strip strip;
   I amax = _mm512_setzero_si512();
   for (int r = 0; r < rows; r += kHadamardSize) {
-    load_columns(dtype, unit, at(dtype, x, r * pitch), pitch, std::min(kHadamardSize, rows - r),
-                 kHadamardSize, first_lanes(cols));
-    rotate(unit.x, signs);
-    amax = finite_lane_amax(unit, amax);
+    load_columns(dtype, strip, at(dtype, x, r * pitch), pitch, std::min(kHadamardSize, rows - r),
+                 kHadamardSize, cols);
+    for (Unit& unit : strip.unit) {
+      rotate(unit.x, signs);
+      amax = finite_lane_amax(unit, amax);
+    }
   }
   return static_cast<uint32_t>(_mm512_reduce_max_epu32(amax));
 }
 
 void tile_amax(Dtype dtype, const void* x, int64_t pitch, int rows, int64_t cols, int block,
                uint32_t* amax) {
-  Unit unit;
+  Strip strip;
   std::fill(amax, amax + ceil_div(cols, block), 0u);
-  for (int64_t c = 0; c < cols; c += kLanes) {
-    load_columns(dtype, unit, at(dtype, x, c), pitch, rows, rows, first_lanes(cols - c));
-    const I lanes = lane_amax(unit, rows);
-    amax[c / block] =
-        std::max(amax[c / block], static_cast<uint32_t>(_mm512_reduce_max_epu32(lanes)));
+  for (int64_t c = 0; c < cols; c += kStripCols) {
+    const int width = static_cast<int>(std::min<int64_t>(kStripCols, cols - c));
+    load_columns(dtype, strip, at(dtype, x, c), pitch, rows, rows, width);
+    for (int u = 0; u * kLanes < width; ++u) {
+      const I lanes = lane_amax(strip.unit[u], rows);
+      uint32_t& tile = amax[(c + u * kLanes) / block];
+      tile = std::max(tile, static_cast<uint32_t>(_mm512_reduce_max_epu32(lanes)));
+    }
   }
 }
 

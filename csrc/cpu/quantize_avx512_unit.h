@@ -56,19 +56,33 @@ inline V load16(const uint8_t* x, Mask mask) {
   }
 }
 
+// A strip: two units side by side, so that a cache line is read once. (Rows are often a power of two
+// apart; 16 of them then fall into one set of the L1 cache, which keeps 12.)
+struct Strip {
+  Unit unit[2];
+};
+
 template <Dtype kDtype>
-inline void load_columns_of(Unit& unit, const uint8_t* x, int64_t pitch, int rows, int block, Mask cols) {
+void load_columns_of(Strip& strip, const uint8_t* x, int64_t pitch, int rows, int block, int cols) {
   const int64_t step = pitch * dtype_bytes(kDtype);
-  for (int j = 0; j < rows; ++j) unit.x[j] = load16<kDtype>(x + j * step, cols);
-  for (int j = rows; j < block; ++j) unit.x[j] = _mm512_setzero_ps();
+  const Mask left = first_lanes(cols), right = first_lanes(std::max(cols - kLanes, 0));
+  for (int j = 0; j < rows; ++j, x += step) {
+    // The strip that comes next. Whether that address exists does not matter.
+    _mm_prefetch(x + kStripCols * dtype_bytes(kDtype), _MM_HINT_T1);
+    strip.unit[0].x[j] = load16<kDtype>(x, left);
+    strip.unit[1].x[j] = load16<kDtype>(x + kLanes * dtype_bytes(kDtype), right);
+  }
+  for (int j = rows; j < block; ++j) strip.unit[0].x[j] = strip.unit[1].x[j] = V{};
 }
 
-inline void load_columns(Dtype dtype, Unit& unit, const uint8_t* x, int64_t pitch, int rows, int block,
-                  Mask cols) {
+// rows <= block and cols <= kStripCols elements, followed by zeros; lane i of unit u is column
+// 16 * u + i.
+inline void load_columns(Dtype dtype, Strip& strip, const uint8_t* x, int64_t pitch, int rows,
+                         int block, int cols) {
   switch (dtype) {
-    case Dtype::f32: return load_columns_of<Dtype::f32>(unit, x, pitch, rows, block, cols);
-    case Dtype::bf16: return load_columns_of<Dtype::bf16>(unit, x, pitch, rows, block, cols);
-    case Dtype::f16: return load_columns_of<Dtype::f16>(unit, x, pitch, rows, block, cols);
+    case Dtype::f32: return load_columns_of<Dtype::f32>(strip, x, pitch, rows, block, cols);
+    case Dtype::bf16: return load_columns_of<Dtype::bf16>(strip, x, pitch, rows, block, cols);
+    case Dtype::f16: return load_columns_of<Dtype::f16>(strip, x, pitch, rows, block, cols);
   }
 }
 
@@ -169,11 +183,15 @@ inline void rotate(V* x, uint16_t signs) {
     x[i] = round_to_bf16(_mm512_mul_ps(v[i], _mm512_set1_ps(0.25f)));
 }
 
-// The largest abs bits of every lane, not-finite ones included.
-inline I lane_amax(const Unit& unit, int block) {
-  I amax = _mm512_setzero_si512();
-  for (int j = 0; j < block; ++j) amax = _mm512_max_epu32(amax, abs_bits(unit.x[j]));
-  return amax;
+// The largest abs bits of every lane over the first n vectors, not-finite ones included.
+inline I lane_amax(const Unit& unit, int n) {
+  I amax[4] = {};  // four chains, since everything else waits for the result
+  int j = 0;
+  for (; j + 4 <= n; j += 4)
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) amax[i] = _mm512_max_epu32(amax[i], abs_bits(unit.x[j + i]));
+  for (; j < n; ++j) amax[0] = _mm512_max_epu32(amax[0], abs_bits(unit.x[j]));
+  return _mm512_max_epu32(_mm512_max_epu32(amax[0], amax[1]), _mm512_max_epu32(amax[2], amax[3]));
 }
 
 inline I finite_lane_amax(const Unit& unit, I amax) {

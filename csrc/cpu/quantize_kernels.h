@@ -12,7 +12,8 @@
 
 namespace jax_fp4::cpu {
 
-inline constexpr int kStripCols = 16;    // columns of x that one call of a *_columns kernel takes
+inline constexpr int kStripCols = 32;    // columns of x that a *_columns kernel takes, at most: a
+                                         // cache line of 16-bit elements
 inline constexpr int kStripRows = 128;   // and rows, at most: a cache line of 4-bit codes
 inline constexpr int kMaxBlock = 32;     // elements of the largest block
 inline constexpr int kStripPitch = 128;  // bytes of kStripRows codes, at most
@@ -30,11 +31,13 @@ struct Encoding {
   float encode;  // TensorScale::encode
 };
 
-// Scale bytes and multipliers of consecutive blocks that were found before (2-D tiles), or nullptrs
-// where a block's own values decide.
+// Scale bytes and multipliers that were found before (2-D tiles), or nullptrs where a block's own
+// values decide: entry b + t * pitch is block b of every row in tile t of a strip's copy. A run has
+// one row, and so one t.
 struct GivenScales {
   const std::uint8_t* scales = nullptr;
   const float* multipliers = nullptr;
+  std::int64_t pitch = 0;
 };
 
 // Sums are mod 2^32 and over the 16 or 32 bits of each element; `weighted` counts element i i

@@ -164,7 +164,8 @@ void encode_columns(const Encoding& e, const void* x, int64_t pitch, int rows, i
       const int count = std::min(block, rows - b * block);
       for (int i = 0; i < count; ++i) in[i] = load(e.dtype, x, (b * block + i) * pitch + c);
       BlockEncoding known{};
-      if (given.scales) known = {given.scales[b], given.multipliers[b]};
+      const int64_t tile = b + c / block * given.pitch;
+      if (given.scales) known = {given.scales[tile], given.multipliers[tile]};
       uint8_t codes[kMaxBlock];
       scales[b][c] = encode_one_block(
           e, in, count, group + static_cast<uint64_t>(c) * group_pitch + b * block / 16,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cpu/cpu.h"
+#include "cpu/peak.h"
 #include "ffi/cpu_handlers.h"
 
 namespace nb = nanobind;
@@ -64,6 +65,8 @@ NB_MODULE(_core, m) {
   m.def(
       "cpu_level", [] { return level_name(jf::cpu::level()); },
       "The CPU level in use: 'portable', 'avx512', 'amx', or 'model' when forced.");
+  m.def("cpu_peak_flops", &jf::cpu::peak_flops, nb::arg("seconds"),
+        "Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512.");
   m.def(
       "best_cpu_level", [] { return level_name(jf::cpu::best_level()); },
       "The highest CPU level that processor and operating system offer.");

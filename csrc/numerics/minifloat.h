@@ -62,8 +62,9 @@ JAX_FP4_FN float decode(const Minifloat& kind, u32 code) {
 // across a power of two.
 struct Truncated {
   u32 code;       // floor(|x| / step) in codes; may exceed max_code
-  u32 discarded;  // the fraction of a step, in units of 2^-31, rounded toward zero
-  bool sticky;    // whether anything was lost below `discarded`
+  // The fraction of a step, in units of 2^-31, rounded toward zero. That loses bits only of values
+  // below 2^-8 steps, so `discarded` alone decides whether a value lies above or on a midpoint.
+  u32 discarded;
 };
 
 JAX_FP4_FN Truncated truncate(const Minifloat& kind, float x) {
@@ -74,13 +75,12 @@ JAX_FP4_FN Truncated truncate(const Minifloat& kind, float x) {
   const int target = exponent > kind.min_exponent() ? exponent : kind.min_exponent();
   // Bits of the 24-bit significand that the code has no room for; at least 20.
   const int dropped = 23 - kind.mantissa_bits + target - exponent;
-  if (dropped >= 55) return {0, 0, significand != 0};
+  if (dropped >= 55) return {0, 0};
   // The significand as a fixed-point number with 31 fraction bits below the code's last place.
-  const u64 wide = static_cast<u64>(significand) << 31;
-  const u64 scaled = wide >> dropped;
+  const u64 scaled = (static_cast<u64>(significand) << 31) >> dropped;
   const u32 steps = static_cast<u32>(scaled >> 31);
   const u32 base = static_cast<u32>(target - kind.min_exponent()) << kind.mantissa_bits;
-  return {base + steps, static_cast<u32>(scaled & 0x7FFF'FFFFu), (scaled << dropped) != wide};
+  return {base + steps, static_cast<u32>(scaled & 0x7FFF'FFFFu)};
 }
 
 JAX_FP4_FN u32 with_sign(const Minifloat& kind, float x, u32 magnitude) {
@@ -94,7 +94,7 @@ JAX_FP4_FN u32 encode_nearest(const Minifloat& kind, float x) {
   if (x != x) return kind.nan_code;
   const Truncated t = truncate(kind, x);
   constexpr u32 half = 1u << 30;
-  const bool up = t.discarded > half || (t.discarded == half && (t.sticky || (t.code & 1) != 0));
+  const bool up = t.discarded > half || (t.discarded == half && (t.code & 1) != 0);
   return with_sign(kind, x, t.code + (up ? 1 : 0));
 }
 

@@ -22,7 +22,10 @@ def documented_names(markdown: str) -> list[str]:
 
 
 def docstring_gaps(function: Callable[..., Any]) -> list[str]:
-    """What the docstring of a public function leaves out of its signature."""
+    """What the docstring of a public function leaves out of its signature.
+
+    Where there are no arguments, one sentence may say what is returned.
+    """
     doc = inspect.getdoc(function) or ""
     signature = inspect.signature(function)
     arguments = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
@@ -33,18 +36,16 @@ def docstring_gaps(function: Callable[..., Any]) -> list[str]:
     gaps = [f"argument {name}" for name in signature.parameters if name not in named]
     if not doc:
         gaps.append("docstring")
-    if signature.return_annotation not in (None, "None") and not re.search(
-        r"^(Returns|Yields):", doc, re.MULTILINE
-    ):
+    returns = signature.return_annotation not in (None, "None")
+    if returns and signature.parameters and not re.search(r"^(Returns|Yields):", doc, re.MULTILINE):
         gaps.append("Returns:")
     return gaps
 
 
 def test_public_names_are_the_documented_ones() -> None:
-    """`jax_fp4.__all__` and the table in docs/index.md hold the same names, both sorted."""
+    """`jax_fp4.__all__` and the table in docs/index.md hold the same names, each once."""
     documented = documented_names((ROOT / "docs" / "index.md").read_text())
     assert sorted(documented) == sorted(jax_fp4.__all__)
-    assert list(jax_fp4.__all__) == sorted(jax_fp4.__all__)
 
 
 def test_public_names_exist_and_nothing_else_is_visible() -> None:
@@ -107,5 +108,6 @@ def test_docstring_check_detects_planted_gaps() -> None:
 
 def test_name_check_reads_the_table() -> None:
     """Names are taken from the table of the section, and from nowhere else."""
-    text = "| `no` |\n\n## Public names\n\n| `dot` `einsum` | `x` |\n| `quantize(x)` | y |\n\n## More\n| `no` |\n"
+    table = "| `dot` `einsum` | `x` |\n| `quantize(x)` | y |\n"
+    text = f"| `no` |\n\n## Public names\n\n{table}\n## More\n| `no` |\n"
     assert documented_names(text) == ["dot", "einsum", "quantize"]

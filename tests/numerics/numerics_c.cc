@@ -108,6 +108,10 @@ void encode_blocks(int format, int rule, const float* amax, const float* encode,
   }
 }
 
+void floor_log2s(const float* x, i32* exponent, i64 n) {
+  for (i64 i = 0; i < n; ++i) exponent[i] = floor_log2(x[i]);
+}
+
 void four_over_six_blocks(const float* amax, const float* encode, u8* six, float* six_multiplier,
                           u8* four, float* four_multiplier, i64 n) {
   for (i64 i = 0; i < n; ++i) {

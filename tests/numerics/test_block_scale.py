@@ -186,6 +186,14 @@ def test_four_over_six_error_rounds_as_defined(numerics: NumericsLibrary) -> Non
         np.testing.assert_array_equal(error, expected)
 
 
+def test_floor_log2_of_every_size(numerics: NumericsLibrary) -> None:
+    """All powers of two +-1 ulp and random values, subnormals included."""
+    x = adversarial_amax()
+    x = x[x > 0]
+    exponent = numerics.map("floor_log2s", x, dtype=np.int32)
+    np.testing.assert_array_equal(exponent, tables.floor_log2(x))
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", MX_FORMATS)
 def test_mx_scales_equal_exact_arithmetic(numerics: NumericsLibrary, name: str, rule: str) -> None:
@@ -198,17 +206,15 @@ def test_mx_scales_equal_exact_arithmetic(numerics: NumericsLibrary, name: str, 
         [adversarial_amax(), powers, *(np.nextafter(powers, np.float32(e)) for e in (0, F32.max))]
     )
     scale, multiplier = encode_blocks(numerics, name, amax, np.float32(1), rule)
-    # Powers of two in float64, exactly; the two rules from their definitions.
+    # Both rules from their definitions, by counting the powers of two below or up to a value.
+    powers = np.ldexp(1.0, np.arange(-127, 128))
     if rule == "rceil":
-        target = (amax * (np.float32(1) / np.float32(maximum))).astype(np.float64)
-        exponent = np.ceil(np.log2(target, out=np.full(target.shape, -200.0), where=target > 0))
-        off = np.exp2(exponent - 1) >= target  # where log2 itself rounded up
-        exponent = np.where(off & (target > 0), exponent - 1, exponent)
+        target = amax * (np.float32(1) / np.float32(maximum))
+        expected = np.searchsorted(powers, target.astype(np.float64), side="left")
     else:
-        wide = amax.astype(np.float64)
-        exponent = np.frexp(wide)[1] - 1 - np.floor(np.log2(maximum))
-        exponent = np.where(wide == 0, -200, exponent)
-    np.testing.assert_array_equal(scale, np.clip(exponent, -127, 127) + 127)
+        target = amax.astype(np.float64) / 2 ** np.floor(np.log2(maximum))
+        expected = np.searchsorted(powers, target, side="right") - 1
+    np.testing.assert_array_equal(scale, np.clip(expected, 0, 254))
     np.testing.assert_array_equal(multiplier, np.ldexp(1.0, 127 - scale.astype(int)))
     assert (multiplier > 0).all()
     if rule == "rceil":

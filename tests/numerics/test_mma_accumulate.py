@@ -115,3 +115,44 @@ def test_a_step_truncates_toward_zero(numerics: NumericsLibrary) -> None:
     c = np.array([2**24, -(2**24)], np.float32).view(np.uint32)
     d = fp4_steps(numerics, "ue4m3", a, b, one, one, c).view(np.float32)
     assert d.tolist() == [2.0**24, -(2.0**24)]
+
+
+@pytest.mark.parametrize(("bits", "d"), [(25, 1), (26, 0)])
+def test_terms_below_the_zero_exponent_of_k64(numerics: NumericsLibrary, bits: int, d: int) -> None:
+    """A zero accumulator has exponent -139: below 2^(-139 - 35) nothing counts.
+
+    The products are 2^-150 + ... + 2^-(149 + bits), and the last term once more: 2^-149, the
+    smallest f32, unless the last terms are truncated away.
+    """
+    # Group sums of 511 = 3 * 144 + 72 + 4 + 3 quarters (nine ones), 127, 255, and 1.
+    last = {25: [(12, 8), (12, 2), (4, 1), (3, 1)], 26: [(12, 12), (12, 8), (12, 1), (3, 1)]}
+    nine_ones = [(12, 12)] * 3 + [(12, 6), (4, 1), (3, 1)]
+    low = -149 - bits
+    groups = [nine_ones, nine_ones, last[bits], [(1, 1)]]
+    code = {halves: i for i, halves in enumerate((0, 1, 2, 3, 4, 6, 8, 12))}
+    a, b = (np.zeros((1, 64), np.uint8) for _ in "ab")
+    for g, group in enumerate(groups):
+        for k, (left, right) in enumerate(group):
+            a[0, 16 * g + k], b[0, 16 * g + k] = code[left], code[right]
+    exponents = np.array([[-158, -167, low, low]]) + 2  # of a quarter
+    sa = (exponents // 2 + 127).astype(np.uint8)
+    sb = (exponents - exponents // 2 + 127).astype(np.uint8)
+    c = np.zeros(1, np.uint32)
+    assert fp4_steps(numerics, "ue8m0", a, b, sa, sb, c).tolist() == [d]
+    assert mma.mma_k64(a, b, sa, sb, c, "ue8m0").tolist() == [d]
+
+
+@pytest.mark.parametrize(("bits", "d"), [(9, 1), (10, 0)])
+def test_terms_below_the_zero_exponent_of_k32(numerics: NumericsLibrary, bits: int, d: int) -> None:
+    """The same for mxf8f6f4: exponent -133, and 25 bits below it."""
+    a, b = (np.zeros((1, 32), np.uint8) for _ in "ab")
+    # Powers of two from 2^0 to 2^(bits - 1), and 2^0 once more; E5M2 has them all.
+    a[0, : bits + 1] = [0x3C + 4 * i for i in (*range(bits), 0)]
+    b[0] = 0x3C
+    exponent = -149 - bits
+    sa = np.array([exponent // 2 + 127], np.uint8)
+    sb = np.array([exponent - exponent // 2 + 127], np.uint8)
+    c = np.zeros(1, np.uint32)
+    kinds = ("e5m2", "e5m2")
+    assert fp8_steps(numerics, kinds, a, b, sa, sb, c).tolist() == [d]
+    assert mma.mma_k32(a, b, sa, sb, c, kinds).tolist() == [d]

@@ -99,16 +99,17 @@ Epilogue epilogue_of(const GemmProblem& p, i64 entry) {
     if (array == nullptr) return nullptr;
     return static_cast<const u8*>(array) + offset * dtype_bytes(dtype);
   };
-  return {p.a.global_scale[p.a.batch == 1 ? 0 : entry] * p.b.global_scale[p.b.batch == 1 ? 0 : entry],
-          nullptr,
-          nullptr,
-          p.bias,
-          p.bias_dtype,
-          at(p.accumulate, p.accumulate_dtype),
-          p.accumulate_dtype,
-          static_cast<u8*>(p.out) + offset * dtype_bytes(p.out_dtype),
-          p.out_dtype,
-          p.n};
+  return {
+      p.a.global_scale[p.a.batch == 1 ? 0 : entry] * p.b.global_scale[p.b.batch == 1 ? 0 : entry],
+      nullptr,
+      nullptr,
+      p.bias,
+      p.bias_dtype,
+      at(p.accumulate, p.accumulate_dtype),
+      p.accumulate_dtype,
+      static_cast<u8*>(p.out) + offset * dtype_bytes(p.out_dtype),
+      p.out_dtype,
+      p.n};
 }
 
 // A range of groups of one operand, decoded.
@@ -188,10 +189,11 @@ void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& r
     block.left_groups = std::min(tile_left, left.count - l0);
     block.right_groups = std::min(tile_right, right.count - r0);
     const i64 tile_floats = kGroup * kGroup;
-    block.sums = static_cast<float*>(tile_sums.at_least(
-        tile_left * tile_right * tile_floats * static_cast<i64>(sizeof(float))));
+    block.sums = static_cast<float*>(
+        tile_sums.at_least(tile_left * tile_right * tile_floats * static_cast<i64>(sizeof(float))));
     if (left.x.k == 0)
-      std::fill(block.sums, block.sums + block.left_groups * block.right_groups * tile_floats, 0.0f);
+      std::fill(block.sums, block.sums + block.left_groups * block.right_groups * tile_floats,
+                0.0f);
     for (i64 depth = 0; depth * kDepth < left.x.k; ++depth) {
       block.left = left.at(l0, depth);
       block.right = right.at(r0, depth);
@@ -205,10 +207,10 @@ void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& r
     const i64 col1 = std::min(col0 + block.right_groups * kGroup, right.x.rows);
     for (i64 row = row0; row < row1; ++row) {
       const i64 group = (row - row0) / kGroup;
-      kernels.finish(epilogue, row, col0, col1 - col0,
-                     block.sums + group * block.right_groups * tile_floats +
-                         (row - row0) % kGroup * kGroup,
-                     tile_floats);
+      kernels.finish(
+          epilogue, row, col0, col1 - col0,
+          block.sums + group * block.right_groups * tile_floats + (row - row0) % kGroup * kGroup,
+          tile_floats);
     }
     if (wide)
       finish_wide(epilogue, {left.x, left.scales}, {right.x, right.scales}, row0, row1, col0, col1);
@@ -315,9 +317,9 @@ void gemm(const GemmProblem& problem, Parallel& parallel) {
   const bool small = products < kSerialProducts;
   if (problem.batch > 1 && products * static_cast<double>(problem.batch) >= kSerialProducts &&
       problem.batch >= 2 * parallel.threads()) {
-    parallel.run(problem.batch, [&](i64 entry) { 
+    parallel.run(problem.batch, [&](i64 entry) {
       Serial inner;
-      gemm_entry(problem, entry, inner); 
+      gemm_entry(problem, entry, inner);
     });
     return;
   }

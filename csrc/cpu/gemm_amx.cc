@@ -17,9 +17,9 @@
 #include "cpu/gemm_avx512_decode.h"
 
 #if defined(__clang__)
-#pragma clang attribute push( \
+#pragma clang attribute push(                                                                  \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,fma,f16c," \
-                          "amx-tile,amx-bf16"))), \
+                          "amx-tile,amx-bf16"))),                                              \
     apply_to = function)
 #else
 #pragma GCC push_options
@@ -39,9 +39,9 @@ void pack_left_of(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, 
   StepBuffer buffer;
   const int shift = block_shift(x.format);
   group_scales(x, base, group, k0 >> shift, (steps * kStep) >> shift, scales);
-  const __m512i odd_words = _mm512_set_epi16(
-      63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23, 21, 19, 17,
-      15, 13, 11, 9, 7, 5, 3, 1);
+  const __m512i odd_words =
+      _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                       25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
   for (i64 s = 0; s < steps; ++s) {
     const Step step = stage_step<element>(x, group, k0 + s * kStep, buffer);
     const float* low = scales.value[(s * kStep) >> shift];
@@ -51,14 +51,15 @@ void pack_left_of(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, 
       __m512i row;
       if constexpr (element == Element::e2m1) {
         // Lane t holds codes 2t and 2t + 1.
-        const __m512 scale = _mm512_mask_mov_ps(_mm512_set1_ps(low[r]), 0xFF00, _mm512_set1_ps(high[r]));
+        const __m512 scale =
+            _mm512_mask_mov_ps(_mm512_set1_ps(low[r]), 0xFF00, _mm512_set1_ps(high[r]));
         const __m512i pairs =
             _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
         row = bf16_pairs(_mm512_mul_ps(e2m1_values(pairs), scale),
                          _mm512_mul_ps(e2m1_values(_mm512_srli_epi32(pairs, 4)), scale));
       } else {
-        const __m512i bits = half_bits<element>(_mm512_cvtepu8_epi16(
-            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes))));
+        const __m512i bits = half_bits<element>(
+            _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes))));
         const __m512 first = _mm512_mul_ps(low_half(bits), _mm512_set1_ps(low[r]));
         const __m512 second = _mm512_mul_ps(high_half(bits), _mm512_set1_ps(high[r]));
         row = _mm512_permutex2var_epi16(_mm512_castps_si512(first), odd_words,
@@ -153,7 +154,8 @@ void multiply(const PanelBlock& block) {
 }  // namespace
 
 const PanelKernels& amx_panel_kernels() {
-  static const PanelKernels kernels = {2, pack_left, pack_right, multiply, avx512_panel_kernels().finish};
+  static const PanelKernels kernels = {2, pack_left, pack_right, multiply,
+                                       avx512_panel_kernels().finish};
   return kernels;
 }
 

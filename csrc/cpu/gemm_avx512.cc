@@ -8,7 +8,7 @@
 #include "cpu/gemm_avx512_decode.h"
 
 #if defined(__clang__)
-#pragma clang attribute push( \
+#pragma clang attribute push(                                                                     \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,fma,f16c"))), \
     apply_to = function)
 #else
@@ -37,8 +37,8 @@ void multiply_tile(const float* left, const float* right, i64 right_pitch, i64 d
   __m512 acc[kTileRows][kRight];
   for (int i = 0; i < kTileRows; ++i)
     for (int r = 0; r < kRight; ++r)
-      acc[i][r] = first ? _mm512_setzero_ps()
-                        : _mm512_loadu_ps(sums + r * kGroup * kGroup + i * kGroup);
+      acc[i][r] =
+          first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * kGroup * kGroup + i * kGroup);
   for (i64 k = 0; k < depth; ++k) {
     __m512 b[kRight];
     for (int r = 0; r < kRight; ++r) b[r] = _mm512_loadu_ps(right + r * right_pitch + k * kGroup);
@@ -60,8 +60,8 @@ void multiply(const PanelBlock& block) {
     const auto tile = r + 1 < block.right_groups ? multiply_tile<2> : multiply_tile<1>;
     for (i64 l = 0; l < block.left_groups; ++l)
       for (int i = 0; i < kGroup; i += kTileRows)
-        tile(static_cast<const float*>(block.left) + l * pitch + i, right, pitch, depth, block.first,
-             block.sums + (l * block.right_groups + r) * kGroup * kGroup + i * kGroup);
+        tile(static_cast<const float*>(block.left) + l * pitch + i, right, pitch, depth,
+             block.first, block.sums + (l * block.right_groups + r) * kGroup * kGroup + i * kGroup);
   }
 }
 
@@ -121,8 +121,8 @@ void finish(const Epilogue& epilogue, i64 row, i64 col, i64 count, const float* 
     if (epilogue.bias != nullptr)
       value = _mm512_add_ps(value, load16(epilogue.bias_dtype, epilogue.bias, col + j, mask));
     if (epilogue.accumulate != nullptr)
-      value = _mm512_add_ps(value,
-                            load16(epilogue.accumulate_dtype, epilogue.accumulate, index, mask));
+      value =
+          _mm512_add_ps(value, load16(epilogue.accumulate_dtype, epilogue.accumulate, index, mask));
     store16(epilogue.out_dtype, epilogue.out, index, mask, value);
   }
 }

@@ -28,7 +28,7 @@
 #include "cpu/gemm_kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push( \
+#pragma clang attribute push(                                                                     \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,fma,f16c"))), \
     apply_to = function)
 #else
@@ -102,13 +102,12 @@ template <BlockScale kind>
 void group_scales_of(const Rows& x, const i32* base, i64 group, i64 block0, i64 count, float factor,
                      GroupScales& scales) {
   const i64 row = group * kGroup;
-  const __mmask16 rows =
-      static_cast<__mmask16>((1u << std::min(kGroup, x.rows - row)) - 1);
+  const __mmask16 rows = static_cast<__mmask16>((1u << std::min(kGroup, x.rows - row)) - 1);
   const __m512i bases = _mm512_maskz_loadu_epi32(rows, base + row);
   const __m512 factors = _mm512_set1_ps(factor);
   for (i64 b = 0; b < count; b += 4) {
-    __m512i quads = block0 + b < x.blocks() ? scale_quads(x, group, block0 + b)
-                                            : _mm512_setzero_si512();
+    __m512i quads =
+        block0 + b < x.blocks() ? scale_quads(x, group, block0 + b) : _mm512_setzero_si512();
     for (i64 i = 0; i < 4 && b + i < kMaxDepthBlocks; ++i) {
       const __m512i bytes = _mm512_and_si512(quads, _mm512_set1_epi32(0xFF));
       _mm512_store_ps(scales.value[b + i], scale_lanes<kind>(bytes, bases, factors));
@@ -118,7 +117,9 @@ void group_scales_of(const Rows& x, const i32* base, i64 group, i64 block0, i64 
 }
 
 // log2 of the block size: kernels divide by it once per step.
-inline int block_shift(const Format& format) { return __builtin_ctz(static_cast<u32>(format.block)); }
+inline int block_shift(const Format& format) {
+  return __builtin_ctz(static_cast<u32>(format.block));
+}
 
 // Scales of blocks block0 .. block0 + count - 1 (block0 % 4 == 0) of a group's rows.
 inline void group_scales(const Rows& x, const i32* base, i64 group, i64 block0, i64 count,
@@ -185,9 +186,9 @@ constexpr i64 column_offset(i64 j) { return j % 4 * 64 + j / 4 * 16; }
 inline void transpose_bytes(const u8* rows, i64 pitch, u8* out) {
   // Within four rows: byte (row, column) to (column, row), so that a 32-bit lane is one column.
   const __m512i columns = _mm512_set_epi8(
-      63, 47, 31, 15, 62, 46, 30, 14, 61, 45, 29, 13, 60, 44, 28, 12, 59, 43, 27, 11, 58, 42, 26, 10,
-      57, 41, 25, 9, 56, 40, 24, 8, 55, 39, 23, 7, 54, 38, 22, 6, 53, 37, 21, 5, 52, 36, 20, 4, 51,
-      35, 19, 3, 50, 34, 18, 2, 49, 33, 17, 1, 48, 32, 16, 0);
+      63, 47, 31, 15, 62, 46, 30, 14, 61, 45, 29, 13, 60, 44, 28, 12, 59, 43, 27, 11, 58, 42, 26,
+      10, 57, 41, 25, 9, 56, 40, 24, 8, 55, 39, 23, 7, 54, 38, 22, 6, 53, 37, 21, 5, 52, 36, 20, 4,
+      51, 35, 19, 3, 50, 34, 18, 2, 49, 33, 17, 1, 48, 32, 16, 0);
   __m512i quad[4];
   for (int q = 0; q < 4; ++q) {
     const auto row = [&](int r) {
@@ -234,8 +235,8 @@ inline __m512 high_half(__m512i bits) {
 
 // A lookup by the low four bits of a lane.
 inline __m512 e2m1_values(__m512i codes) {
-  const __m512 values = _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f, 1,
-                                      0.5f, 0);
+  const __m512 values =
+      _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f, 1, 0.5f, 0);
   return _mm512_permutexvar_ps(codes, values);
 }
 
@@ -258,8 +259,9 @@ inline void decode_columns(const Step& step, __m512 low, __m512 high, Sink&& sin
   } else {
     transpose_bytes(step.bytes + 16, step.pitch, columns + 256);
     for (int j = 0; j < 16; ++j) {
-      const __m256i both = _mm256_inserti128_si256(
-          _mm256_castsi128_si256(_mm_load_si128(column(2 * j))), _mm_load_si128(column(2 * j + 1)), 1);
+      const __m256i both =
+          _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_load_si128(column(2 * j))),
+                                  _mm_load_si128(column(2 * j + 1)), 1);
       const __m512i bits = half_bits<element>(_mm512_cvtepu8_epi16(both));
       const __m512 scale = j < 8 ? low : high;
       sink(j, _mm512_mul_ps(low_half(bits), scale), _mm512_mul_ps(high_half(bits), scale));
@@ -269,7 +271,8 @@ inline void decode_columns(const Step& step, __m512 low, __m512 high, Sink&& sin
 
 // Decodes `steps` steps of a group from code k0 on, calling sink(step, j, even, odd).
 template <typename Sink>
-inline void decode_group(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, Sink&& sink) {
+inline void decode_group(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps,
+                         Sink&& sink) {
   GroupScales scales;
   const int shift = block_shift(x.format);
   group_scales(x, base, group, k0 >> shift, (steps * kStep) >> shift, scales);

@@ -15,9 +15,10 @@
 
 namespace jax_fp4::cpu {
 
-inline constexpr i64 kGroup = 16;   // rows of a panel group; a tile of sums is kGroup x kGroup
-inline constexpr i64 kStep = 32;    // codes of k that panels are padded to: one AMX bf16 tile
-inline constexpr i64 kDepth = 512;  // codes of k in one panel block; a multiple of kStep and 4 blocks
+inline constexpr i64 kGroup = 16;  // rows of a panel group; a tile of sums is kGroup x kGroup
+inline constexpr i64 kStep = 32;   // codes of k that panels are padded to: one AMX bf16 tile
+inline constexpr i64 kDepth =
+    512;  // codes of k in one panel block; a multiple of kStep and 4 blocks
 
 struct Rows {
   Format format;
@@ -148,6 +149,22 @@ inline constexpr auto kValues = [] {
   for (u32 code = 0; code < values.size(); ++code) values[code] = decode(minifloat(element), code);
   return values;
 }();
+
+// The values of all UE4M3 bytes.
+inline constexpr auto kUE4M3Values = [] {
+  std::array<float, 256> values{};
+  for (u32 byte = 0; byte < values.size(); ++byte) values[byte] = decode_ue4m3(byte);
+  return values;
+}();
+
+// The f32 scale of a block of a row that is not wide, without the row's base.
+inline float panel_scale(BlockScale kind, u32 byte, i32 base) {
+  if (kind == BlockScale::ue4m3) return kUE4M3Values[byte];
+  if (byte == kUE8M0NaN) return kF32NaN;
+  // Blocks of zeros may lie outside of the row's span: any finite scale will do for them.
+  const int field = static_cast<int>(byte) - base;
+  return f32_of(static_cast<u32>(field < 1 ? 1 : field > 191 ? 191 : field) << 23);
+}
 
 // The values of one row, scales included, exact in double.
 void decode_row(const Rows& x, i64 row, double* values);

@@ -20,15 +20,7 @@ void pack(const Rows& x, const i32* base, i64 group, i64 k0, i64 steps, void* pa
       const u8* codes = x.codes(row);
       const ScaleRow bytes = scale_row(x, row);
       for (i64 k = k0; k < end;) {
-        const u32 byte = bytes[k / x.format.block];
-        float scale;
-        if (x.format.scale == BlockScale::ue4m3) {
-          scale = decode_ue4m3(byte);
-        } else {
-          // Blocks of zeros may lie outside of the row's span: any finite scale will do for them.
-          const int exponent = static_cast<int>(byte) - static_cast<int>(kUE8M0One) - base[row];
-          scale = byte == kUE8M0NaN ? kF32NaN : power_of_two(std::clamp(exponent, -126, 64));
-        }
+        const float scale = panel_scale(x.format.scale, bytes[k / x.format.block], base[row]);
         const i64 block_end = std::min(end, k / x.format.block * x.format.block + x.format.block);
         for (; k < block_end; ++k)
           out[(k - k0) * kGroup + r] = kValues<element>[load_code(element, codes, k)] * scale;

@@ -17,7 +17,7 @@
 #include "cpu/gemm_avx512_decode.h"
 
 #if defined(__clang__)
-#pragma clang attribute push( \
+#pragma clang attribute push(                                                                     \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,fma,f16c"))), \
     apply_to = function)
 #else
@@ -41,21 +41,13 @@ struct alignas(64) FewChunk {
   float scale[16];                // per lane; times 1/4, since both factors are doubled
 };
 
-// The f32 scale of one block of a row that is not wide.
-float panel_scale(const Rows& x, i64 row, i64 block, i32 base) {
-  const u32 byte = scale_row(x, row)[block];
-  if (x.format.scale == BlockScale::ue4m3) return decode_ue4m3(byte);
-  if (byte == kUE8M0NaN) return kF32NaN;
-  return power_of_two(
-      std::clamp(static_cast<int>(byte) - static_cast<int>(kUE8M0One) - base, -126, 64));
-}
-
 void prepare_fp4(const Rows& few, const RowScales& scales, u8* memory) {
   FewChunk* chunks = reinterpret_cast<FewChunk*>(memory);
   const i64 count = ceil_div(few.k, kChunk);
   std::memset(memory, 0, static_cast<std::size_t>(few.rows * count) * sizeof(FewChunk));
   for (i64 row = 0; row < few.rows; ++row) {
     const u8* codes = few.codes(row);
+    const ScaleRow bytes = scale_row(few, row);
     for (i64 k = 0; k < few.k; ++k) {
       FewChunk& chunk = chunks[(k / kChunk) * few.rows + row];
       const i64 place = k % kChunk;
@@ -64,7 +56,7 @@ void prepare_fp4(const Rows& few, const RowScales& scales, u8* memory) {
       chunk.correction[place / 8] -= kBias * doubled;
       if (place % 8 == 0)
         chunk.scale[place / 8] =
-            0.25f * panel_scale(few, row, k / few.format.block, scales.base[row]);
+            0.25f * panel_scale(few.format.scale, bytes[k / few.format.block], scales.base[row]);
     }
   }
 }
@@ -75,7 +67,9 @@ class LaneScales {
  public:
   LaneScales() = default;
   LaneScales(const Rows& x, i64 row, i32 base)
-      : first_(scale_row(x, row)), tiled_(x.layout == ScaleLayout::tiled), blocks_(x.blocks()),
+      : first_(scale_row(x, row)),
+        tiled_(x.layout == ScaleLayout::tiled),
+        blocks_(x.blocks()),
         base_(_mm512_set1_epi32(base)) {}
 
   __m512 operator()(i64 chunk) const {
@@ -88,8 +82,8 @@ class LaneScales {
       const __m256i magnitude =
           _mm256_and_si256(_mm256_cvtepu8_epi16(lanes), _mm256_set1_epi16(0x7F));
       const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(kUE4M3NaN));
-      const __m256i half = _mm256_mask_mov_epi16(_mm256_slli_epi16(magnitude, 7), nan,
-                                                 _mm256_set1_epi16(0x7E00));
+      const __m256i half =
+          _mm256_mask_mov_epi16(_mm256_slli_epi16(magnitude, 7), nan, _mm256_set1_epi16(0x7E00));
       return _mm512_cvtph_ps(half);
     } else {
       return scale_lanes<kind>(_mm512_cvtepu8_epi32(lanes), base_, _mm512_set1_ps(1.0f));
@@ -132,10 +126,9 @@ class LaneScales {
 template <BlockScale kind, int kFew, int kMany>
 void dot_fp4_rows(const u8* prepared, i64 few, const Rows& many, const RowScales& scales, i64 row,
                   float* sums, i64 pitch) {
-  const __m512i table = _mm512_broadcast_i32x4(
-      _mm_set_epi8(kBias - 12, kBias - 8, kBias - 6, kBias - 4, kBias - 3, kBias - 2, kBias - 1,
-                   kBias, kBias + 12, kBias + 8, kBias + 6, kBias + 4, kBias + 3, kBias + 2,
-                   kBias + 1, kBias));
+  const __m512i table = _mm512_broadcast_i32x4(_mm_set_epi8(
+      kBias - 12, kBias - 8, kBias - 6, kBias - 4, kBias - 3, kBias - 2, kBias - 1, kBias,
+      kBias + 12, kBias + 8, kBias + 6, kBias + 4, kBias + 3, kBias + 2, kBias + 1, kBias));
   const __m512i nibble = _mm512_set1_epi8(0x0F);
   const i64 bytes = row_bytes(Element::e2m1, many.k);
   const u8* codes = many.codes(row);
@@ -154,8 +147,7 @@ void dot_fp4_rows(const u8* prepared, i64 few, const Rows& many, const RowScales
     for (int m = 0; m < kMany; ++m) {
       const __m512i packed = _mm512_maskz_loadu_epi8(exists, codes + m * bytes + offset);
       even[m] = _mm512_shuffle_epi8(table, _mm512_and_si512(packed, nibble));
-      odd[m] =
-          _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble));
+      odd[m] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(packed, 4), nibble));
       scale[m] = lane_scales[m](offset / 64);
     }
     for (int f = 0; f < kFew; ++f)
@@ -236,10 +228,10 @@ void row_scales(const Rows& x, i64 row, i32 base, i64 block0, float factor, floa
   else
     for (i64 b = 0; b < count; ++b) bytes[b] = static_cast<u8>(source[block0 + b]);
   for (i64 b = 0; b < kMaxDepthBlocks; b += 16) {
-    const __m512i lanes = _mm512_cvtepu8_epi32(
-        _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + b)));
-    _mm512_storeu_ps(out + b, scale_lanes<kind>(lanes, _mm512_set1_epi32(base),
-                                                _mm512_set1_ps(factor)));
+    const __m512i lanes =
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + b)));
+    _mm512_storeu_ps(out + b,
+                     scale_lanes<kind>(lanes, _mm512_set1_epi32(base), _mm512_set1_ps(factor)));
   }
 }
 
@@ -248,13 +240,12 @@ void dot_f32_few(const u8* prepared, i64 few, const Rows& many, const RowScales&
                  i64 row1, float* sums, i64 pitch) {
   const i64 bytes = row_bytes(element, many.k);
   const int shift = block_shift(many.format);
-  const auto decode_scales = many.format.scale == BlockScale::ue4m3
-                                 ? row_scales<BlockScale::ue4m3>
-                                 : row_scales<BlockScale::ue8m0>;
+  const auto decode_scales = many.format.scale == BlockScale::ue4m3 ? row_scales<BlockScale::ue4m3>
+                                                                    : row_scales<BlockScale::ue8m0>;
   for (i64 row = row0; row < row1; ++row) {
     const u8* codes = many.codes(row);
-    __m512 acc[kFew];
-    for (int f = 0; f < kFew; ++f) acc[f] = _mm512_setzero_ps();
+    __m512 acc[kFew][2];
+    for (int f = 0; f < kFew; ++f) acc[f][0] = acc[f][1] = _mm512_setzero_ps();
     const float* a = reinterpret_cast<const float*>(prepared);
     float scale[kMaxDepthBlocks];
     for (i64 k = 0; k < many.k; k += kStep, a += few * kStep) {
@@ -270,11 +261,12 @@ void dot_f32_few(const u8* prepared, i64 few, const Rows& many, const RowScales&
       const __m512 x = _mm512_mul_ps(step.first, first);
       const __m512 y = _mm512_mul_ps(step.second, second);
       for (int f = 0; f < kFew; ++f) {
-        acc[f] = _mm512_fmadd_ps(x, _mm512_loadu_ps(a + f * kStep), acc[f]);
-        acc[f] = _mm512_fmadd_ps(y, _mm512_loadu_ps(a + f * kStep + 16), acc[f]);
+        acc[f][0] = _mm512_fmadd_ps(x, _mm512_loadu_ps(a + f * kStep), acc[f][0]);
+        acc[f][1] = _mm512_fmadd_ps(y, _mm512_loadu_ps(a + f * kStep + 16), acc[f][1]);
       }
     }
-    for (int f = 0; f < kFew; ++f) sums[f * pitch + row - row0] = _mm512_reduce_add_ps(acc[f]);
+    for (int f = 0; f < kFew; ++f)
+      sums[f * pitch + row - row0] = _mm512_reduce_add_ps(_mm512_add_ps(acc[f][0], acc[f][1]));
   }
 }
 
@@ -320,7 +312,8 @@ void dot(const u8* prepared, const Rows& few, const Rows& many, const RowScales&
     const i64 bytes = integer_pair(few.format, many.format)
                           ? f * static_cast<i64>(sizeof(FewChunk))
                           : f * kStep * static_cast<i64>(sizeof(float));
-    kernel(prepared + bytes, few.format, few.rows, many, scales, row0, row1, sums + f * pitch, pitch);
+    kernel(prepared + bytes, few.format, few.rows, many, scales, row0, row1, sums + f * pitch,
+           pitch);
     f += left >= 4 ? 4 : left >= 2 ? 2 : 1;
   }
 }

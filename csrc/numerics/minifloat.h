@@ -61,7 +61,7 @@ JAX_FP4_FN float decode(const Minifloat& kind, u32 code) {
 // these bits. A code is linear in (exponent, significand), so adding one to it is one step up, also
 // across a power of two.
 struct Truncated {
-  u32 code;       // floor(|x| / step) in codes; may exceed max_code
+  u32 code;  // floor(|x| / step) in codes; may exceed max_code
   // The fraction of a step, in units of 2^-31, rounded toward zero. That loses bits only of values
   // below 2^-8 steps, so `discarded` alone decides whether a value lies above or on a midpoint.
   u32 discarded;

@@ -33,13 +33,13 @@ namespace jax_fp4 {
 
 inline constexpr u32 kMmaNaN = 0x7FFF'FFFFu;
 
-inline constexpr int kFp4StepK = 64;         // M1
-inline constexpr int kFp8StepK = 32;         // M1
-inline constexpr int kFp4Group = 16;         // M2
+inline constexpr int kFp4StepK = 64;           // M1
+inline constexpr int kFp8StepK = 32;           // M1
+inline constexpr int kFp4Group = 16;           // M2
 inline constexpr int kFp4ZeroExponent = -139;  // M4
 inline constexpr int kFp8ZeroExponent = -133;  // M4
-inline constexpr int kFp4GuardBits = 35;     // M5
-inline constexpr int kFp8GuardBits = 25;     // M5
+inline constexpr int kFp4GuardBits = 35;       // M5
+inline constexpr int kFp8GuardBits = 25;       // M5
 
 // significand * 2^exponent, as the model sees a term: `weight` is the exponent that takes part in
 // the alignment (M3), which is not that of the significand's leading bit.
@@ -88,9 +88,7 @@ JAX_FP4_FN u32 truncate_to_f32(i64 total, int exponent) {
   if (value_exponent > 127) return sign | kF32InfBits;
   const int last_place = (value_exponent > -126 ? value_exponent : -126) - 23;
   const int shift = exponent - last_place;
-  const u64 significand = shift >= 0      ? magnitude << shift
-                          : shift > -63 ? magnitude >> -shift
-                                        : 0;
+  const u64 significand = shift >= 0 ? magnitude << shift : shift > -63 ? magnitude >> -shift : 0;
   if (significand == 0) return 0;
   // A significand with its leading bit set adds one to the exponent field it is added to.
   return sign | ((static_cast<u32>(last_place + 149) << 23) + static_cast<u32>(significand));
@@ -188,8 +186,7 @@ JAX_FP4_FN u32 mma_fp8_step(Element element_a, const u8* a, u32 scale_a, Element
     const int weight = static_cast<int>(field_a == 0 ? 1 : field_a) - kind_a.bias +
                        static_cast<int>(field_b == 0 ? 1 : field_b) - kind_b.bias + sa.weight +
                        sb.weight;
-    terms[k] = {negative ? -product : product,
-                weight - kind_a.mantissa_bits - kind_b.mantissa_bits,
+    terms[k] = {negative ? -product : product, weight - kind_a.mantissa_bits - kind_b.mantissa_bits,
                 product == 0 ? kFp8ZeroExponent : weight};
   }
   if (nan || (positive_inf && negative_inf)) return kMmaNaN;

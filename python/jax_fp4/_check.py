@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -120,7 +121,8 @@ def signs(where: str, argument: str, value: Any, default: int) -> int | None:
         return None
     if value is True:
         return default
-    items: Sequence[Any] = list(value) if isinstance(value, (Sequence, np.ndarray)) else []
+    is_list = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+    items: Sequence[Any] = list(value) if is_list else []
     if len(items) != 16 or any(item not in (1, -1) for item in items):
         fail(
             where,
@@ -130,6 +132,60 @@ def signs(where: str, argument: str, value: Any, default: int) -> int | None:
             "True takes the default signs",
         )
     return sum(1 << i for i, item in enumerate(items) if item == -1)
+
+
+def copy_options(
+    where: str,
+    format: Any,
+    *,
+    scaling: Any,
+    rounding: Any,
+    rotated: bool,
+    scale_rule: Any,
+    four_over_six: Any,
+) -> None:
+    """The options of a quantized copy, each by itself and together with the others."""
+    one_of(where, "scaling", scaling, ("1d", "2d"))
+    one_of(where, "rounding", rounding, ("nearest", "stochastic"))
+    one_of(where, "scale_rule", scale_rule, ("rceil", "floor"))
+    one_of(where, "four_over_six", four_over_six, (True, False))
+    if scaling == "2d" and (rotated or format.scale == "unit"):
+        why = "hadamard" if rotated else f"format {format}, which has no block scales"
+        fail(where, "scaling", f'"1d" with {why}', '"2d"', "drop one of the two")
+    if four_over_six and (format.scale != "ue4m3" or rounding == "stochastic"):
+        fail(
+            where,
+            "four_over_six",
+            "False but for NVFP4 rounded to nearest",
+            f"True for {format} with rounding={rounding!r}",
+            "drop four_over_six",
+        )
+    if scale_rule == "floor" and format.scale != "ue8m0":
+        fail(
+            where,
+            "scale_rule",
+            f'"rceil" (the default, without effect) for {format}',
+            '"floor"',
+            "only MX formats have a choice of rules",
+        )
+
+
+def amax_value(where: str, given: Any, lead: tuple[int, ...]) -> jax.Array:
+    """A given amax as float32 of shape ``lead``; what is known before tracing is checked."""
+    way_out = "pass one amax, or one for each leading index"
+    if isinstance(given, (int, float, np.generic)) and not isinstance(given, bool):
+        given = np.float32(given)
+    if not isinstance(given, (jax.Array, np.ndarray, np.generic)):
+        fail(where, "amax", "a float32 scalar or array", type(given).__name__, way_out, TypeError)
+    if given.dtype != np.float32 or given.shape not in ((), lead):
+        fail(
+            where, "amax", f"float32 of shape () or {lead}", f"{given.dtype}{given.shape}", way_out
+        )
+    if not isinstance(given, jax.core.Tracer):
+        values = np.asarray(given)
+        if not (np.isfinite(values) & (values >= 0)).all():
+            fail(where, "amax", "finite and not negative", str(values), "pass a magnitude")
+    return jnp.broadcast_to(jnp.asarray(given), lead)
 
 
 def stream(where: str, value: Any) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from jax._src import config as _config
 
@@ -18,15 +19,39 @@ def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> An
     It varies over every manual mesh axis that an operand varies over; without that, custom_vjp
     inside ``shard_map(check_vma=True)`` fails.
     """
-    varying: frozenset[str] = frozenset()
-    for operand in operands:
-        varying |= frozenset(getattr(operand, "vma", None) or ())
-    aval = jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
-    return aval.update(vma=varying) if varying else aval
+    varying = frozenset().union(*(_varying_axes(x) for x in operands))
+    if not varying:
+        return jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
+    like = next(x for x in operands if _varying_axes(x))
+    return jax.core.ShapedArray(
+        tuple(shape),
+        np.dtype(dtype),
+        sharding=jax.NamedSharding(like.sharding.mesh, jax.P(*[None] * len(shape))),
+        manual_axis_type=like.manual_axis_type.update(varying=varying),
+    )
+
+
+def _varying_axes(aval: Any) -> frozenset[str]:
+    kind = getattr(aval, "manual_axis_type", None)
+    return frozenset() if kind is None else frozenset(kind.varying)
+
+
+def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
+    """``arrays``, each made to vary over the manual mesh axes that any of them varies over.
+
+    Inside ``shard_map(check_vma=True)`` a replicated operand beside a sharded one has to be marked,
+    so that its gradient is summed over the devices.
+    """
+    own = [_varying_axes(jax.typeof(x)) for x in arrays]
+    every = frozenset().union(*own)
+    return [
+        jax.lax.pcast(x, tuple(sorted(every - mine)), to="varying") if every - mine else x
+        for x, mine in zip(arrays, own, strict=True)
+    ]
 
 
 def runtime_ffi_api_version() -> tuple[int, int] | None:
-    """The XLA FFI version of the running jaxlib, from the headers that it ships; None if unknown."""
+    """The XLA FFI version of the running jaxlib, from the headers it ships; None if unknown."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     try:
         text = header.read_text()

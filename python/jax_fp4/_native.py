@@ -18,8 +18,8 @@ def _register() -> None:
     if running is not None and built > running:
         # XLA would refuse the handlers and with them the whole CPU backend of this process.
         raise ImportError(
-            f"jax_fp4 was built for XLA FFI {built[0]}.{built[1]}, but jaxlib {jaxlib.version.__version__} "
-            f"offers {running[0]}.{running[1]}; update jaxlib, or rebuild with `pip install .`"
+            f"jax_fp4 was built for XLA FFI {built[0]}.{built[1]}, but jaxlib "
+            f"{jaxlib.version.__version__} offers {running[0]}.{running[1]}; update jaxlib, or rebuild with `pip install .`"
         )
     for target, handler in _core.cpu_handlers().items():
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
@@ -52,16 +52,33 @@ def make_primitive(
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_abstract_eval(abstract)
-    primitive.def_impl(jax.jit(primitive.bind, static_argnames=parameters))
+    compiled = jax.jit(primitive.bind, static_argnames=parameters)
+
+    def evaluate(*operands: Any, **params: Any) -> Any:
+        with jax.disable_jit(False):  # a custom call exists only compiled
+            return compiled(*operands, **params)
+
+    primitive.def_impl(evaluate)
     batching.primitive_batchers[primitive] = batch
 
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         return jax.ffi.ffi_lowering(name)(ctx, *operands, **attributes(**params))
 
+    def refuse_platform(ctx: Any, *operands: Any, **params: Any) -> Any:
+        platforms = ", ".join(ctx.module_context.platforms)
+        raise ValueError(
+            f"{name} has no implementation for platform {platforms}, only for cpu; run it "
+            'there, for example with JAX_PLATFORMS=cpu or jax.default_device(jax.devices("cpu")[0])'
+        )
+
+    mlir.register_lowering(primitive, refuse_platform)
     mlir.register_lowering(primitive, lower, platform="cpu")
 
     def refuse(primals: Any, tangents: Any, **params: Any) -> Any:
-        raise TypeError(f"{name} cannot be differentiated: its results are codes. {advice}")
+        raise TypeError(
+            f"{name} cannot be differentiated: {advice} Second derivatives of jax_fp4.dot do not "
+            "exist either, except with recipe=jax_fp4.recipes.BF16."
+        )
 
     ad.primitive_jvps[primitive] = refuse
     return primitive
@@ -78,5 +95,10 @@ def best_cpu_level() -> str:
 
 
 def force_cpu_level(name: str) -> None:
-    """Uses one CPU level for all later calls; ``""`` goes back to the best one. A hook for tests."""
+    """Uses one CPU level for all later calls; ``""`` goes back to the best one. For tests."""
     _core.force_cpu_level(name)
+
+
+def cpu_peak_flops(seconds: float) -> float:
+    """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512."""
+    return _core.cpu_peak_flops(seconds)

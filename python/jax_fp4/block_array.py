@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -146,3 +147,19 @@ def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
                 way_out,
             )
     return q
+
+
+def flatten_lead(q: BlockScaledArray) -> BlockScaledArray:
+    """``q`` with its leading dimensions merged into one."""
+    lead = q.values.shape[:-2]
+    return BlockScaledArray(
+        values=q.values.reshape(math.prod(lead), *q.values.shape[len(lead) :]),
+        scales=q.scales.reshape(math.prod(lead), *q.scales.shape[len(lead) :]),
+        global_scale=q.global_scale.reshape(math.prod(lead)),
+        amax=None,
+        format=q.format,
+        axis=q.axis,
+        layout=q.layout,
+        length=q.length,
+        dtype=q.dtype,
+    )

@@ -1,226 +1,20 @@
-"""dot, matmul and dot_general: products whose operands are quantized, with gradients.
+"""dot, matmul and dot_general: where jnp's and lax's functions stood.
 
-A dot_general becomes products of matrices [B, rows, cols], each operand in the orientation it
-already has: the quantizer makes the copy along either axis, so nothing is transposed for it. Names
-follow recipe.py: x and w are the operands, dy the cotangent.
+They only name dimensions: every one of them becomes one product of matrices (product.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 
-from jax_fp4 import _check
-from jax_fp4.block_array import BlockScaledArray
-from jax_fp4.matmul import multiply
-from jax_fp4.quantize import DEFAULT_SIGNS, Copy, amax_for_copies, make_copies
-from jax_fp4.recipe import Operand, Recipe, resolve
-
-RESIDUAL_NAME = "quantization"
-"""`checkpoint_name` of the quantized residuals, for remat policies."""
-
-_DGRAD_STREAM, _WGRAD_STREAM = 0, 1  # so that one seed serves both copies of dy
-
-
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """One operand [B, free, K] ("cols") or [B, K, free] ("rows"), and the recipe's roles for it."""
-
-    contract_axis: str  # the axis, "cols" or "rows", that the forward product contracts
-    forward: Operand | None  # this operand in the forward product
-    backward: Operand | None  # this operand in the other one's gradient
-    cotangent: Operand | None  # dy in this operand's gradient
-    stream: int  # of dy in this operand's gradient
-
-    @property
-    def free_axis(self) -> str:
-        return "rows" if self.contract_axis == "cols" else "cols"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Product:
-    """What is static about one product lhs . rhs."""
-
-    lhs: _Side
-    rhs: _Side
-    out_dtype: str
-
-
-def _copy(operand: Operand, axis: str, stream: int = 0) -> Copy:
-    return Copy(
-        format=operand.format,
-        axis=axis,
-        scaling=operand.scaling,
-        rounding=operand.rounding,
-        signs=_check.signs("Recipe", "hadamard", operand.hadamard, DEFAULT_SIGNS),
-        scale_rule=operand.scale_rule,
-        four_over_six=operand.four_over_six,
-        stream=stream,
-        layout="tiled",
-    )
-
-
-# ---- Matrices in the form that a product takes ---------------------------------------------------
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Plain:
-    """An operand that a recipe leaves unquantized: bfloat16 [B, rows, cols], contracted along axis."""
-
-    value: jax.Array
-    axis: str = dataclasses.field(metadata={"static": True})
-
-
-_Matrix = BlockScaledArray | _Plain
-
-
-def _matrices(
-    x: jax.Array, wanted: Sequence[tuple[Operand | None, str, int]], key: jax.Array | None = None
-) -> list[_Matrix]:
-    """x [B, rows, cols] prepared for each (operand, axis, stream), with one pass for the copies."""
-    copies = [
-        _copy(operand, axis, stream) for operand, axis, stream in wanted if operand is not None
-    ]
-    x4 = x[None]
-    from_data = key is None and any(copy.stochastic for copy in copies)
-    amax, prints = amax_for_copies(x4, copies, fingerprint=from_data)
-    seed = _data_seed(prints, x.shape) if prints is not None else None
-    if key is not None:
-        seed = key[None]
-    made = iter(make_copies(x4, copies, amax, [seed] * len(copies)) if copies else [])
-    described = iter(copies)
-    result: list[_Matrix] = []
-    for operand, axis, _ in wanted:
-        if operand is None:
-            result.append(_Plain(x.astype(jnp.bfloat16), axis))
-            continue
-        copy, (values, scales, global_scale) = next(described), next(made)
-        result.append(
-            BlockScaledArray(
-                values=values[0],
-                scales=scales[0],
-                global_scale=global_scale[0],
-                amax=None,
-                format=copy.format,
-                axis=-1 if axis == "cols" else -2,
-                layout=copy.layout,
-                length=copy.shape(*x.shape[1:])[1],
-                dtype=x.dtype,
-            )
-        )
-    return result
-
-
-def _data_seed(prints: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Seeds uint32 [V, 2] from fingerprints uint32 [V] and the static shape."""
-
-    def mix(h: jax.Array) -> jax.Array:  # the finalizer of MurmurHash3: a bijection of 32 bits
-        h = (h ^ (h >> 16)) * jnp.uint32(0x85EB_CA6B)
-        h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2_AE35)
-        return h ^ (h >> 16)
-
-    salt = jnp.uint32(zlib.crc32(repr(tuple(shape)).encode()))
-    low = mix(prints ^ salt)
-    high = mix(low + jnp.uint32(0x9E37_79B9))
-    return jnp.stack([low, high], axis=-1)
-
-
-def _multiply(a: _Matrix, b: _Matrix, out_dtype: Any) -> jax.Array:
-    """[B, M, N] of a [B, M, K] and b [B, N, K], each contracted along its own axis."""
-    if isinstance(a, BlockScaledArray) and isinstance(b, BlockScaledArray):
-        return multiply(a, b, out_dtype)
-    assert isinstance(a, _Plain) and isinstance(b, _Plain)
-    contract = tuple(((2,) if m.axis == "cols" else (1,)) for m in (a, b))
-    product = jax.lax.dot_general(
-        a.value, b.value, (contract, ((0,), (0,))), preferred_element_type=jnp.float32
-    )
-    return product.astype(out_dtype)
-
-
-# ---- The product with its gradients --------------------------------------------------------------
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _product(lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, spec: _Product) -> jax.Array:
-    (a,) = _matrices(lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0)])
-    (b,) = _matrices(rhs, [(spec.rhs.forward, spec.rhs.contract_axis, 0)])
-    return _multiply(a, b, spec.out_dtype)
-
-
-def _product_fwd(
-    lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, spec: _Product
-) -> tuple[jax.Array, Any]:
-    a, lhs_saved = _matrices(
-        lhs,
-        [(spec.lhs.forward, spec.lhs.contract_axis, 0), (spec.lhs.backward, spec.lhs.free_axis, 0)],
-    )
-    b, rhs_saved = _matrices(
-        rhs,
-        [(spec.rhs.forward, spec.rhs.contract_axis, 0), (spec.rhs.backward, spec.rhs.free_axis, 0)],
-    )
-    saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, RESIDUAL_NAME), (lhs_saved, rhs_saved))
-    like = (jnp.zeros((0,), lhs.dtype), jnp.zeros((0,), rhs.dtype))
-    return _multiply(a, b, spec.out_dtype), (*saved, key, like)
-
-
-def _product_bwd(spec: _Product, residuals: Any, dy: jax.Array) -> tuple[Any, ...]:
-    lhs_saved, rhs_saved, key, (lhs_like, rhs_like) = residuals
-    # dy is [B, M, N]: the gradient of lhs contracts N ("cols"), that of rhs contracts M ("rows").
-    for_lhs, for_rhs = _matrices(
-        dy,
-        [
-            (spec.lhs.cotangent, "cols", spec.lhs.stream),
-            (spec.rhs.cotangent, "rows", spec.rhs.stream),
-        ],
-        key,
-    )
-    # Each gradient comes out in the orientation of its primal.
-    if spec.lhs.contract_axis == "cols":
-        dlhs = _multiply(for_lhs, rhs_saved, lhs_like.dtype)  # [B, M, K]
-    else:
-        dlhs = _multiply(rhs_saved, for_lhs, lhs_like.dtype)  # [B, K, M]
-    if spec.rhs.contract_axis == "cols":
-        drhs = _multiply(for_rhs, lhs_saved, rhs_like.dtype)  # [B, N, K]
-    else:
-        drhs = _multiply(lhs_saved, for_rhs, rhs_like.dtype)  # [B, K, N]
-    dkey = None if key is None else np.zeros(key.shape, jax.dtypes.float0)
-    return dlhs, drhs, dkey
-
-
-_product.defvjp(_product_fwd, _product_bwd)
-
-
-def _sides(recipe: Recipe, has_batch: bool, lhs_axis: str, rhs_axis: str) -> tuple[_Side, _Side]:
-    """The roles of lhs and rhs: which of them is x and which is w."""
-    fprop_w, dgrad_w = recipe.fprop_w, recipe.dgrad_w
-    if recipe.weight == "auto" and has_batch:
-        fprop_w, dgrad_w = (
-            None if operand is None else dataclasses.replace(operand, scaling="1d")
-            for operand in (fprop_w, dgrad_w)
-        )
-
-    def x_side(axis: str) -> _Side:
-        return _Side(axis, recipe.fprop_x, recipe.wgrad_x, recipe.dgrad_dy, _DGRAD_STREAM)
-
-    def w_side(axis: str) -> _Side:
-        return _Side(axis, fprop_w, dgrad_w, recipe.wgrad_dy, _WGRAD_STREAM)
-
-    if recipe.weight == "lhs":
-        return w_side(lhs_axis), x_side(rhs_axis)
-    return x_side(lhs_axis), w_side(rhs_axis)
-
-
-# ---- Public functions ----------------------------------------------------------------------------
+from jax_fp4 import _check, _compat
+from jax_fp4.product import Product, product, sides
+from jax_fp4.recipe import Recipe, resolve
 
 
 def _as_matrix(
@@ -235,7 +29,7 @@ def _as_matrix(
 
 
 def _check_operand(where: str, name: str, x: Any) -> jax.Array:
-    if isinstance(x, (bool, int, float, list, tuple)):
+    if isinstance(x, (list, tuple)):
         x = jnp.asarray(x)
     return _check.float_array(where, name, x)
 
@@ -307,7 +101,7 @@ def _dot_general(
     recipe = resolve(where, recipe)
     _check_precision(where, precision)
     words = None if key is None else _check.key_words(where, key)
-    out = jnp.promote_types(lhs.dtype, rhs.dtype)
+    out = jnp.result_type(lhs, rhs)
     if preferred_element_type is not None:
         out = _check.float_dtype(where, "preferred_element_type", preferred_element_type)
     contract, batch = _dimension_numbers(where, lhs, rhs, dimension_numbers)
@@ -317,9 +111,11 @@ def _dot_general(
     ]
     lhs3, lhs_axis = _as_matrix(lhs, batch[0], contract[0], free[0])
     rhs3, rhs_axis = _as_matrix(rhs, batch[1], contract[1], free[1])
-    sides = _sides(recipe, bool(batch[0]), lhs_axis, rhs_axis)
-    product = _product(lhs3, rhs3, words, _Product(*sides, out_dtype=out.name))
-    return product.reshape(
+    lhs_side, rhs_side = sides(recipe, bool(batch[0]), lhs_axis, rhs_axis)
+    lhs3, rhs3, *rest = _compat.vary_alike(lhs3, rhs3, *([] if words is None else [words]))
+    spec = Product(lhs_side, rhs_side, out_dtype=out.name)
+    result: jax.Array = product(lhs3, rhs3, rest[0] if rest else None, spec)
+    return result.reshape(
         *(lhs.shape[i] for i in batch[0]),
         *(lhs.shape[i] for i in free[0]),
         *(rhs.shape[i] for i in free[1]),
@@ -400,12 +196,16 @@ def dot(
         ValueError: the contracted sizes differ.
     """
     where = "dot"
-    a, b = _check_operand(where, "a", a), _check_operand(where, "b", b)
-    if a.ndim == 0 or b.ndim == 0:
+    scalars = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b)]
+    a, b = (
+        x if scalar else _check_operand(where, name, x)
+        for name, x, scalar in zip("ab", (a, b), scalars, strict=True)
+    )
+    if any(scalars) or a.ndim == 0 or b.ndim == 0:
         resolve(where, recipe)
         _check_precision(where, precision)
-        product = jnp.multiply(a, b)
-        return product if preferred_element_type is None else product.astype(preferred_element_type)
+        scaled = jnp.multiply(a, b)
+        return scaled if preferred_element_type is None else scaled.astype(preferred_element_type)
     axis = b.ndim - 1 if b.ndim == 1 else b.ndim - 2
     _check_contracted(where, a, b, axis)
     dims = (((a.ndim - 1,), (axis,)), ((), ()))

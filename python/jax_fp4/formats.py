@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax_fp4 import _check
+
 _ELEMENT_BITS = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
 _ELEMENT_MAX = {"e2m1": 6.0, "e2m3": 7.5, "e3m2": 28.0, "e4m3": 448.0, "e5m2": 57344.0}
 
@@ -33,6 +35,20 @@ class Format:
     element: str
     scale: str
     block: int
+
+    def __post_init__(self) -> None:
+        """Only combinations that hardware and csrc/numerics/formats.h know."""
+        _check.one_of("Format", "element", self.element, tuple(_ELEMENT_BITS))
+        _check.one_of("Format", "scale", self.scale, ("ue4m3", "ue8m0", "unit"))
+        expected = 16 if self.scale == "ue4m3" else 32
+        if self.block != expected or (self.scale == "ue4m3" and self.element != "e2m1"):
+            _check.fail(
+                "Format",
+                "block",
+                "16 with e2m1 and ue4m3, or 32 with any element and ue8m0 or unit",
+                f"{self.block} with {self.element} and {self.scale}",
+                "use one of jax_fp4.FORMATS",
+            )
 
     @property
     def bits(self) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fp4 import _check, _compat, _native
-from jax_fp4.block_array import BlockScaledArray, check_array, operand_attribute
+from jax_fp4.block_array import BlockScaledArray, check_array, flatten_lead, operand_attribute
 
 
 def _abstract(a_values: Any, *rest: Any, batch: int, out_dtype: str, **_: Any) -> list[Any]:
@@ -22,7 +22,7 @@ def _abstract(a_values: Any, *rest: Any, batch: int, out_dtype: str, **_: Any) -
 
 
 def _groups(has_bias: bool, has_accumulate: bool) -> list[range]:
-    """Positions of the arrays that share one batch axis: a, b, then bias and accumulate if given."""
+    """Positions of the arrays that share a batch axis: a, b, then bias and accumulate if given."""
     extra = int(has_bias) + int(has_accumulate)
     return [range(3), range(3, 6), *(range(6 + i, 7 + i) for i in range(extra))]
 
@@ -53,7 +53,7 @@ _scaled_matmul_p = _native.make_primitive(
     _abstract,
     _batch,
     ("a", "b", "k", "batch", "has_bias", "has_accumulate", "out_dtype"),
-    "Use jax_fp4.dot, whose gradients are defined.",
+    "its operands are codes. Use jax_fp4.dot, whose gradients are defined.",
     attributes=lambda batch, out_dtype, **rest: rest,
 )
 
@@ -97,8 +97,9 @@ def scaled_matmul(
 ) -> jax.Array:
     """The product of two arrays that are quantized along their contracted axis.
 
-    ``D[..., m, n] = cvt((alpha * sum_k a[..., m, k] * b[..., n, k] + bias[n]) + accumulate[..., m, n])``
-    with ``alpha = a.global_scale * b.global_scale``, each operation one f32 rounding.
+    ``D[..., m, n] = cvt((alpha * sum_k a[..., m, k] * b[..., n, k] + bias[n]) + C[..., m, n])``
+    with ``alpha = a.global_scale * b.global_scale`` and C = ``accumulate``, each operation one f32
+    rounding (the sum over k: see docs/numerics.md).
 
     Args:
         a: [..., M, K], stored with K last, in any format.
@@ -168,19 +169,3 @@ def scaled_matmul(
         accumulate = accumulate.reshape(math.prod(lead), rows, cols)
     product = multiply(flatten_lead(a), flatten_lead(b), out, bias, accumulate)
     return product.reshape(*lead, rows, cols)
-
-
-def flatten_lead(q: BlockScaledArray) -> BlockScaledArray:
-    """``q`` with its leading dimensions merged into one."""
-    lead = q.values.shape[:-2]
-    return BlockScaledArray(
-        values=q.values.reshape(math.prod(lead), *q.values.shape[len(lead) :]),
-        scales=q.scales.reshape(math.prod(lead), *q.scales.shape[len(lead) :]),
-        global_scale=q.global_scale.reshape(math.prod(lead)),
-        amax=None,
-        format=q.format,
-        axis=q.axis,
-        layout=q.layout,
-        length=q.length,
-        dtype=q.dtype,
-    )

@@ -1,13 +1,7 @@
-"""quantize, quantize_both and dequantize, and the primitives under them.
-
-The primitives work on x[V, L, R, C]: V examples of a vmap, whose block numbers each start at 0, L
-leading dimensions with an amax each and running block numbers, R x C matrices. Batching merges the
-new axis into V, so that a vmap equals a Python loop.
-"""
+"""quantize, quantize_both and dequantize: the public functions over copies.py."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,292 +10,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fp4 import _check, _compat, _native
-from jax_fp4.block_array import BlockScaledArray, check_array, operand_attribute
-from jax_fp4.formats import HADAMARD_SIZE, NVFP4, Format
-
-DEFAULT_SIGNS = 0b1101_0111_1110_1000
-"""Transformer Engine's Hadamard signs; bit i is set where element i is negated."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Copy:
-    """How one quantized copy of a matrix is made.
-
-    Attributes:
-        axis: "cols": blocks along the last axis. "rows": along the rows; the copy is transposed.
-        signs: bit mask of the Hadamard transform's signs, or None for no transform.
-        layout: of the scales, "linear" or "tiled".
-        others: as in `quantize`.
-    """
-
-    format: Format
-    axis: str = "cols"
-    scaling: str = "1d"
-    rounding: str = "nearest"
-    signs: int | None = None
-    scale_rule: str = "rceil"
-    four_over_six: bool = False
-    stream: int = 0
-    layout: str = "linear"
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether the copy needs a seed."""
-        return self.rounding == "stochastic"
-
-    def shape(self, rows: int, cols: int) -> tuple[int, int]:
-        """(rows, length) of the copy; the transform rounds the length up to whole groups."""
-        copy_rows, length = (rows, cols) if self.axis == "cols" else (cols, rows)
-        if self.signs is not None:
-            length = -(-length // HADAMARD_SIZE) * HADAMARD_SIZE
-        return copy_rows, length
-
-    def attribute(self) -> str:
-        """The custom call's attribute (csrc/ffi/attributes.h)."""
-        return (
-            f"axis={self.axis} {self.format.attribute()} rule={self.scale_rule} "
-            f"tiles={int(self.scaling == '2d')} stochastic={int(self.stochastic)} "
-            f"four_over_six={int(self.four_over_six)} hadamard={int(self.signs is not None)} "
-            f"signs={self.signs or 0} stream={self.stream} layout={self.layout}"
-        )
-
-
-# ---- Primitives ----------------------------------------------------------------------------------
-
-
-def _merge_batch(args: Sequence[Any], dims: Sequence[int | None]) -> tuple[list[Any], int]:
-    """Moves every operand's batch axis to the front and merges it with its leading axis V."""
-    size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
-    merged = []
-    for arg, dim in zip(args, dims, strict=True):
-        front = (
-            jnp.broadcast_to(arg[None], (size, *arg.shape))
-            if dim is None
-            else jnp.moveaxis(arg, dim, 0)
-        )
-        merged.append(front.reshape(size * front.shape[1], *front.shape[2:]))
-    return merged, size
-
-
-def _split_batch(results: Sequence[Any], size: int) -> tuple[list[Any], list[int]]:
-    split = [r.reshape(size, r.shape[0] // size, *r.shape[1:]) for r in results]
-    return split, [0] * len(split)
-
-
-def _amax_abstract(x: Any, origin: Any, *, rotate: bool, fingerprint: bool, **_: Any) -> list[Any]:
-    shapes = [x.shape[:2]] * (1 + rotate) + [x.shape[:1]] * fingerprint
-    return [_compat.result_aval(shape, np.uint32, (x, origin)) for shape in shapes]
-
-
-def _amax_batch(args: Any, dims: Any, **params: Any) -> Any:
-    merged, size = _merge_batch(args, dims)
-    return _split_batch(_amax_p.bind(*merged, **params), size)
-
-
-_amax_p = _native.make_primitive(
-    "jax_fp4_amax",
-    _amax_abstract,
-    _amax_batch,
-    ("rotate", "axis", "signs", "fingerprint", "logical_rows", "logical_cols"),
-    "Take the amax under jax.lax.stop_gradient.",
-)
-
-
-def _quantize_abstract(x: Any, origin: Any, *operands: Any, copies: Any, **_: Any) -> list[Any]:
-    examples, leads, rows, cols = x.shape
-    results = []
-    for copy in copies:
-        copy_rows, length = copy.shape(rows, cols)
-        for shape, dtype in (
-            ((copy_rows, copy.format.row_bytes(length)), np.uint8),
-            (copy.format.scale_shape(copy.layout, copy_rows, length), np.uint8),
-            ((), np.float32),
-        ):
-            results.append(
-                _compat.result_aval((examples, leads, *shape), dtype, (x, origin, *operands))
-            )
-    return results
-
-
-def _quantize_batch(args: Any, dims: Any, **params: Any) -> Any:
-    merged, size = _merge_batch(args, dims)
-    return _split_batch(_quantize_p.bind(*merged, **params), size)
-
-
-def _quantize_attributes(*, copies: tuple[Copy, ...], **rest: Any) -> dict[str, Any]:
-    texts = [copy.attribute() for copy in copies] + [""]
-    return {"first": texts[0], "second": texts[1], **rest}
-
-
-_quantize_p = _native.make_primitive(
-    "jax_fp4_quantize",
-    _quantize_abstract,
-    _quantize_batch,
-    ("copies", "logical_rows", "logical_cols"),
-    "Use jax_fp4.dot, whose gradients are defined, or jax.lax.stop_gradient.",
-    attributes=_quantize_attributes,
-)
-
-
-def _dequantize_abstract(
-    values: Any, scales: Any, global_scale: Any, *, k: int, dtype: str, **_: Any
-) -> list[Any]:
-    shape = (*values.shape[:2], k)
-    return [_compat.result_aval(shape, jnp.dtype(dtype), (values, scales, global_scale))]
-
-
-def _dequantize_batch(args: Any, dims: Any, **params: Any) -> Any:
-    merged, size = _merge_batch(args, dims)
-    return _split_batch(_dequantize_p.bind(*merged, **params), size)
-
-
-_dequantize_p = _native.make_primitive(
-    "jax_fp4_dequantize",
-    _dequantize_abstract,
-    _dequantize_batch,
-    ("operand", "k", "dtype"),
-    "Its gradient with respect to the scales is not defined; use jax.lax.stop_gradient.",
-    attributes=lambda operand, k, dtype: {"operand": operand, "k": k},
-)
-
-
-# ---- What dot and the public functions share -----------------------------------------------------
-
-
-def _origin(examples: int) -> jax.Array:
-    return jnp.zeros((examples, 3), jnp.uint32)
-
-
-def amax_for_copies(
-    x: jax.Array, copies: Sequence[Copy], *, fingerprint: bool = False
-) -> tuple[list[jax.Array | None], jax.Array | None]:
-    """The amax that each copy of x [V, L, R, C] needs, in as few passes as possible (mostly one).
-
-    Amax values travel as the bits of an f32 >= 0: XLA flushes subnormals in max and pmax, and such
-    bits compare like the floats.
-
-    Args:
-        x: float32, bfloat16 or float16 [V, L, R, C].
-        copies: how the copies will be made. A rotated copy needs the amax after its transform.
-        fingerprint: also ``sum over elements of bits * (2 * logical index + 1) mod 2**32``.
-
-    Returns:
-        (for each copy uint32 [V, L], or None where its format needs none; uint32 [V] or None).
-    """
-    rotations = {
-        (c.axis, c.signs) for c in copies if c.format.tensor_scaled and c.signs is not None
-    }
-    plain_needed = any(c.format.tensor_scaled and c.signs is None for c in copies)
-    found: dict[tuple[str, int | None], jax.Array] = {}
-    prints = None
-    passes: list[tuple[str, int | None]] = sorted(rotations)
-    if not passes and (plain_needed or fingerprint):
-        passes = [("cols", None)]
-    for index, (axis, signs) in enumerate(passes):
-        results = _amax_p.bind(
-            x,
-            _origin(x.shape[0]),
-            rotate=signs is not None,
-            axis=f"axis={axis}",
-            signs=signs or 0,
-            fingerprint=fingerprint and index == 0,
-            logical_rows=x.shape[2],
-            logical_cols=x.shape[3],
-        )
-        found["", None] = results[0]
-        if signs is not None:
-            found[axis, signs] = results[1]
-        if fingerprint and index == 0:
-            prints = results[-1]
-    amax = [
-        None
-        if not c.format.tensor_scaled
-        else found["", None]
-        if c.signs is None
-        else found[c.axis, c.signs]
-        for c in copies
-    ]
-    return amax, prints
-
-
-def make_copies(
-    x: jax.Array,
-    copies: Sequence[Copy],
-    amax: Sequence[jax.Array | None],
-    seeds: Sequence[jax.Array | None],
-) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-    """One pass over x [V, L, R, C] that makes one copy, or two along different axes.
-
-    Args:
-        x: float32, bfloat16 or float16 [V, L, R, C].
-        copies: how each copy is made.
-        amax: uint32 [V, L] for each copy in a tensor-scaled format.
-        seeds: uint32 [V, 2] for each stochastic copy.
-
-    Returns:
-        (values, scales, global_scale) of each copy, with leading [V, L].
-    """
-    operands: list[jax.Array] = [x, _origin(x.shape[0])]
-    for copy, bits, seed in zip(copies, amax, seeds, strict=True):
-        if copy.format.tensor_scaled:
-            assert bits is not None
-            operands.append(bits)
-        if copy.stochastic:
-            assert seed is not None
-            operands.append(seed)
-    results = _quantize_p.bind(
-        *operands, copies=tuple(copies), logical_rows=x.shape[2], logical_cols=x.shape[3]
-    )
-    return [tuple(results[3 * i : 3 * i + 3]) for i in range(len(copies))]
-
-
-# ---- Public functions ----------------------------------------------------------------------------
+from jax_fp4 import _check
+from jax_fp4.block_array import BlockScaledArray, check_array, flatten_lead
+from jax_fp4.copies import DEFAULT_SIGNS, Copy, amax_for_copies, decode, make_copies
+from jax_fp4.formats import NVFP4, Format
 
 _COPY_OPTIONS = ("scaling", "rounding", "stream", "hadamard", "scale_rule", "four_over_six", "amax")
 
 
 def _checked_copy(where: str, format: Any, axis: str, options: Mapping[str, Any]) -> Copy:
     _check.instance(where, "format", format, Format, "jax_fp4.NVFP4")
-    _check.one_of(where, "scaling", options["scaling"], ("1d", "2d"))
-    _check.one_of(where, "rounding", options["rounding"], ("nearest", "stochastic"))
-    _check.one_of(where, "scale_rule", options["scale_rule"], ("rceil", "floor"))
-    _check.one_of(where, "four_over_six", options["four_over_six"], (True, False))
-    copy = Copy(
+    signs = _check.signs(where, "hadamard", options["hadamard"], DEFAULT_SIGNS)
+    _check.copy_options(
+        where,
+        format,
+        scaling=options["scaling"],
+        rounding=options["rounding"],
+        rotated=signs is not None,
+        scale_rule=options["scale_rule"],
+        four_over_six=options["four_over_six"],
+    )
+    return Copy(
         format=format,
         axis=axis,
         scaling=options["scaling"],
         rounding=options["rounding"],
-        signs=_check.signs(where, "hadamard", options["hadamard"], DEFAULT_SIGNS),
+        signs=signs,
         scale_rule=options["scale_rule"],
         four_over_six=options["four_over_six"],
         stream=_check.stream(where, options["stream"]),
     )
-    if copy.scaling == "2d" and (copy.signs is not None or format.scale == "unit"):
-        what = (
-            "hadamard=True"
-            if copy.signs is not None
-            else f"format {format}, which has no block scales"
-        )
-        _check.fail(where, "scaling", f'"1d" with {what}', '"2d"', "drop one of the two")
-    if copy.four_over_six and (format.scale != "ue4m3" or copy.stochastic):
-        got = f"{format} with rounding={copy.rounding!r}"
-        _check.fail(
-            where,
-            "four_over_six",
-            "False but for NVFP4 rounded to nearest",
-            f"True for {got}",
-            "drop four_over_six",
-        )
-    if copy.scale_rule == "floor" and format.scale != "ue8m0":
-        _check.fail(
-            where,
-            "scale_rule",
-            f'"rceil" (the default, not used) for {format}',
-            '"floor"',
-            "the rule is a choice of MX formats only",
-        )
-    return copy
 
 
 def _given_amax(where: str, copy: Copy, given: Any, lead: tuple[int, ...]) -> jax.Array | None:
@@ -316,16 +54,8 @@ def _given_amax(where: str, copy: Copy, given: Any, lead: tuple[int, ...]) -> ja
             "a value",
             "drop it",
         )
-    value = jnp.asarray(given)
-    if value.dtype != jnp.float32 or value.shape not in ((), lead):
-        _check.fail(
-            where,
-            "amax",
-            f"float32 of shape () or {lead}",
-            f"{value.dtype}{value.shape}",
-            "pass one amax, or one for each leading index",
-        )
-    bits = jax.lax.bitcast_convert_type(jnp.broadcast_to(value, lead), jnp.uint32)
+    value = _check.amax_value(where, given, lead)
+    bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
     return bits.reshape(1, math.prod(lead))
 
 
@@ -520,15 +250,5 @@ def dequantize(q: BlockScaledArray, dtype: Any = None) -> jax.Array:
     """
     q = check_array("dequantize", "q", q)
     out = _check.float_dtype("dequantize", "dtype", q.dtype if dtype is None else dtype)
-    lead, rows = q.values.shape[:-2], q.values.shape[-2]
-    leads = math.prod(lead)
-    (x,) = _dequantize_p.bind(
-        q.values.reshape(leads, *q.values.shape[len(lead) :]),
-        q.scales.reshape(leads, *q.scales.shape[len(lead) :]),
-        q.global_scale.reshape(leads),
-        operand=operand_attribute(q),
-        k=q.length,
-        dtype=out.name,
-    )
-    x = x.reshape(*lead, rows, q.length)
+    x = decode(flatten_lead(q), out).reshape(*q.values.shape[:-1], q.length)
     return x if q.axis == -1 else jnp.moveaxis(x, -1, q.axis)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from jax_fp4 import _check, _compat
 from jax_fp4.formats import (
@@ -47,10 +47,21 @@ class Operand:
     four_over_six: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the options by themselves; quantizing checks how they go together."""
-        _check.instance("recipe.Operand", "format", self.format, Format, "jax_fp4.NVFP4")
-        if isinstance(self.hadamard, Sequence):
-            object.__setattr__(self, "hadamard", tuple(self.hadamard))
+        """Checks the options and makes the signs hashable."""
+        where = "recipe.Operand"
+        _check.instance(where, "format", self.format, Format, "jax_fp4.NVFP4")
+        signs = _check.signs(where, "hadamard", self.hadamard, default=0)
+        if not isinstance(self.hadamard, bool):
+            object.__setattr__(self, "hadamard", tuple(int(sign) for sign in self.hadamard))
+        _check.copy_options(
+            where,
+            self.format,
+            scaling=self.scaling,
+            rounding=self.rounding,
+            rotated=signs is not None,
+            scale_rule=self.scale_rule,
+            four_over_six=self.four_over_six,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +123,7 @@ class Recipe:
                 _check.fail(
                     where,
                     f"{second_name}.hadamard",
-                    f"{first.hadamard}, as {first_name}: a rotation cancels only if both operands have it",
+                    f"{first.hadamard}, as {first_name}: a rotation cancels only on both operands",
                     str(second.hadamard),
                     "rotate both or none",
                 )

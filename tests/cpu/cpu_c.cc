@@ -1,5 +1,5 @@
 // Plain C entry points over csrc/cpu/quantize.h for ctypes, so that the kernels can be tested at
-// every level without JAX. Built by tests/cpu/quantize_library.py.
+// every level without JAX. Built by tests/support/cpu_quantize.py.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -78,6 +78,12 @@ struct CCopy {
 int c_best_level() { return static_cast<int>(best_level()); }
 int c_force_level(int value) { return force_level(static_cast<Level>(value)); }
 void c_unforce_level() { unforce_level(); }
+
+// The calling thread's MXCSR, as XLA sets it around handlers (flush-to-zero, denormals-are-zero).
+#if defined(__x86_64__)
+unsigned c_get_mxcsr() { return __builtin_ia32_stmxcsr(); }
+void c_set_mxcsr(unsigned value) { __builtin_ia32_ldmxcsr(value); }
+#endif
 
 static Input input_of(const CInput& x) {
   return {x.data, static_cast<Dtype>(x.dtype), x.leads, x.rows, x.cols,

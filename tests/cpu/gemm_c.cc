@@ -4,6 +4,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "cpu/gemm.h"
 #include "numerics/mma_accumulate.h"
 
@@ -29,6 +33,18 @@ class Threads final : public cpu::Parallel {
 
  private:
   int count_;
+};
+
+// What a handler finds when XLA calls it: subnormals flushed, inputs and results.
+class XlaEnvironment {
+#if defined(__x86_64__)
+ public:
+  XlaEnvironment() : saved_(_mm_getcsr()) { _mm_setcsr(0x9FE2); }
+  ~XlaEnvironment() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
 };
 
 }  // namespace
@@ -58,12 +74,13 @@ int best_level() { return static_cast<int>(cpu::best_level()); }
 int gemm(const CProblem* p, int level, int threads) {
   if (!cpu::force_level(static_cast<cpu::Level>(level))) return 0;
   const auto operand = [](const COperand& x) {
-    return cpu::Operand{{static_cast<Element>(x.element), static_cast<BlockScale>(x.scale), x.block},
-                        static_cast<ScaleLayout>(x.layout),
-                        x.batch,
-                        x.values,
-                        x.scales,
-                        x.global_scale};
+    return cpu::Operand{
+        {static_cast<Element>(x.element), static_cast<BlockScale>(x.scale), x.block},
+        static_cast<ScaleLayout>(x.layout),
+        x.batch,
+        x.values,
+        x.scales,
+        x.global_scale};
   };
   cpu::GemmProblem problem{p->batch, p->m, p->n, p->k, operand(p->a), operand(p->b)};
   problem.bias = p->bias;
@@ -72,6 +89,7 @@ int gemm(const CProblem* p, int level, int threads) {
   problem.accumulate_dtype = static_cast<cpu::Dtype>(p->accumulate_dtype);
   problem.out = p->out;
   problem.out_dtype = static_cast<cpu::Dtype>(p->out_dtype);
+  const XlaEnvironment xla;
   if (threads == 1) {
     cpu::Serial serial;
     cpu::gemm(problem, serial);

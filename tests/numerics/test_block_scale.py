@@ -139,6 +139,13 @@ def test_nvfp4_scale_of_a_block_of_ones(
     assert found.tolist() == [scale]
 
 
+def test_nvfp4_scale_comes_from_the_rounded_sixth(numerics: NumericsLibrary) -> None:
+    """Amax 4.5 in a tensor of 6: 336, midway between 320 and 352, goes up as fl(1/6) > 1/6."""
+    encode, _ = tensor_scales(numerics, "NVFP4", np.array([6], np.float32))
+    scale, _ = encode_blocks(numerics, "NVFP4", np.array([4.5], np.float32), encode)
+    assert scale.tolist() == [0x7B]
+
+
 def test_nvfp4_zero_and_flushed_blocks(numerics: NumericsLibrary) -> None:
     """Scale 0 has the multiplier FLT_MAX: zeros stay zero (with their sign), nothing is NaN."""
     encode, global_scale = tensor_scales(numerics, "NVFP4", np.array([0, 1], np.float32))

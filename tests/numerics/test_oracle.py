@@ -202,6 +202,28 @@ def test_packing_is_invertible(bits: int) -> None:
         np.testing.assert_array_equal(pack.unpack(pack.pack(codes, bits), bits, k), codes)
 
 
+def test_scales_come_from_the_rounded_sixth() -> None:
+    """Amax 4.5 in a tensor of 6: 4.5 * 448 / 6 = 336 lies midway between scales 320 and 352.
+
+    fl(448 * fl(1/6)) is above 448 / 6, so the defined chain gives 352 (0x7B); (4.5 / 6) * 448 would
+    tie to 320. The codes belong to the stored scale: 4.5 / (352 / 448) = 5.73 becomes 6.
+    """
+    x = np.zeros((1, 32), np.float32)
+    x[0, 3], x[0, 20] = 6, 4.5
+    q = quantizer.quantize(x, "NVFP4")
+    assert q.scales.tolist() == [[0x7E, 0x7B]]
+    assert q.codes[0, [3, 20]].tolist() == [7, 7]
+
+
+def test_exact_sums_round_once_to_f32() -> None:
+    """1 + 2^-24 +- 2^-80: the float64 nearest to it is a tie of f32, the exact sum is not."""
+    a = np.array([[1, 2.0**-24, 2.0**-80], [1, 2.0**-24, -(2.0**-80)], [1, 2.0**-24, 0]])
+    exact = gemm.exact_product(np.vstack([a, -a]), np.ones((1, 3)))
+    assert np.unique(np.abs(exact.high)).tolist() == [1 + 2.0**-24]
+    expected = [1 + 2.0**-23, 1, 1]
+    assert exact.rounded_to_f32()[:, 0].tolist() == [*expected, *(-v for v in expected)]
+
+
 def test_exact_product_agrees_with_python_fractions() -> None:
     """High plus low is the exact sum for entries 240 binades apart."""
     from fractions import Fraction

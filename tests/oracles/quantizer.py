@@ -69,7 +69,8 @@ class Quantized:
 
     def dequantize(self) -> np.ndarray:
         """fl(fl(code * scale) * global_scale), float32 [R, K]."""
-        return self.values().astype(np.float32) * self.global_scale
+        with np.errstate(over="ignore"):
+            return self.values().astype(np.float32) * self.global_scale
 
 
 def philox4x32_10(counter: Sequence[np.ndarray | int], key: tuple[int, int]) -> np.ndarray:
@@ -191,7 +192,7 @@ def _four_over_six(
                 # Rows of a 16x16 tile pairwise: strides 8, 4, 2, 1; rows that do not exist add 0.
                 padded = np.zeros((-(-len(total) // 16) * 16, total.shape[1]), np.float32)
                 padded[: len(total)] = total
-                tree = padded.reshape(-1, 16, total.shape[1])
+                tree = padded.reshape(len(padded) // 16, 16, total.shape[1])
                 for stride in (8, 4, 2, 1):
                     tree = tree[:, :stride] + tree[:, stride : 2 * stride]
                 total = np.repeat(tree[:, 0], 16, axis=0)[: len(total)]

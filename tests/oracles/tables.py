@@ -191,7 +191,7 @@ def f32_to_f16(x: np.ndarray) -> np.ndarray:
     magnitude = np.abs(np.where(nan, np.float32(0), x)).astype(np.float64)
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, -14)  # magnitude in [1, 2) * 2**exponent
     infinite = ~np.isfinite(magnitude)
-    exponent = np.where(infinite, 0, exponent)
+    exponent = np.where(infinite, 0, np.where(magnitude == 0, -14, exponent))
     steps = np.rint(np.ldexp(np.where(infinite, 0.0, magnitude), 10 - exponent))  # ties to even
     # A code counts steps; in the binade of `exponent` it starts at (exponent + 14) * 1024.
     code = steps.astype(np.int64) + (exponent + 14) * 1024

@@ -1,11 +1,12 @@
 """The C++ GEMM without Python bindings: built from csrc/ with the compiler alone, called by ctypes.
 
-Every buffer handed out is surrounded by canaries; outputs start as NaN; bytes of `values` beyond
-the packed rows do not exist, so a read beyond them meets a canary.
+Every buffer handed out is surrounded by canaries or by pages that must not be touched; outputs
+start as NaN.
 """
 
 import ctypes
 import hashlib
+import mmap
 import os
 import subprocess
 import tempfile
@@ -100,11 +101,28 @@ def levels() -> tuple[str, ...]:
 
 
 class Guarded:
-    """A copy of an array between canaries."""
+    """A copy of an array between canaries.
 
-    def __init__(self, array: np.ndarray) -> None:
+    With `fence`, the array ends where a page ends that nobody may touch: reading beyond it, which
+    no canary shows, kills the process.
+    """
+
+    def __init__(self, array: np.ndarray, *, fence: bool = False) -> None:
         self._array = array
-        self._bytes = np.full(array.nbytes + 2 * _MARGIN, _CANARY, np.uint8)
+        self._after = 0 if fence else _MARGIN
+        size = _MARGIN + array.nbytes + self._after
+        if fence:
+            page = mmap.PAGESIZE
+            pages = -(-size // page)
+            memory = mmap.mmap(-1, (pages + 1) * page)
+            everything = np.frombuffer(memory, np.uint8)
+            protect = ctypes.CDLL(None).mprotect
+            last = ctypes.c_void_p(everything.ctypes.data + pages * page)
+            assert protect(last, ctypes.c_size_t(page), 0) == 0
+            self._bytes = everything[pages * page - size : pages * page]
+        else:
+            self._bytes = np.empty(size, np.uint8)
+        self._bytes[:] = _CANARY
         self._inside()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def _inside(self) -> np.ndarray:
@@ -146,14 +164,25 @@ class Operand:
             * scales[:, : self.codes.shape[-1]]
         )
 
-    def pack(self) -> tuple[Guarded, Guarded, Guarded]:
-        """Values, scales and global scale as the library takes them."""
+    def pack(self, scale_padding: int, fence: bool) -> tuple[Guarded, Guarded, Guarded]:
+        """Values, scales and global scale as the library takes them.
+
+        `scale_padding` is written to the bytes of a tiled layout that belong to no block.
+        """
         bits = tables.KINDS[self.format.element].bits
-        values = np.stack([pack.pack(codes, bits) for codes in self.codes])
+        batch, rows, k = self.codes.shape
+        values = pack.pack(self.codes.reshape(batch * rows, k), bits)
         scales = self.scales
-        if self.tiled:
-            scales = np.stack([pack.tile_scales(s) for s in scales])
-        return Guarded(values), Guarded(scales), Guarded(self.global_scale)
+        if self.tiled and scales.size:
+            exists = pack.tile_scales(np.ones(scales.shape[1:], np.uint8)) != 0
+            scales = np.stack(
+                [np.where(exists, pack.tile_scales(s), scale_padding) for s in scales]
+            )
+            scales = scales.astype(np.uint8)
+        first, second, third = (
+            Guarded(x, fence=fence) for x in (values, scales, self.global_scale)
+        )
+        return first, second, third
 
 
 def random_operand(
@@ -214,13 +243,16 @@ def gemm(
     bias: tuple[str, np.ndarray] | None = None,
     accumulate: tuple[str, np.ndarray] | None = None,
     out: str = "f32",
+    batch: int | None = None,
+    scale_padding: int = 0,
+    fence: bool = False,
 ) -> np.ndarray:
     """D as float32 [batch, m, n]. `bias` and `accumulate` are (dtype, float32 values)."""
-    batch = max(len(a.codes), len(b.codes))
+    batch = max(len(a.codes), len(b.codes)) if batch is None else batch
     (m, k), n = a.codes.shape[1:], b.codes.shape[1]
-    packed = [a.pack(), b.pack()]
-    result = Guarded(encode(out, np.full((batch, m, n), np.nan)))
-    extra = [None if x is None else Guarded(encode(*x)) for x in (bias, accumulate)]
+    packed = [a.pack(scale_padding, fence), b.pack(scale_padding, fence)]
+    result = Guarded(encode(out, np.full((batch, m, n), np.nan)), fence=fence)
+    extra = [None if x is None else Guarded(encode(*x), fence=fence) for x in (bias, accumulate)]
 
     def c_operand(x: Operand, arrays: tuple[Guarded, Guarded, Guarded]) -> _Operand:
         f = x.format

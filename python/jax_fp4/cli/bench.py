@@ -1,10 +1,10 @@
 """`python -m jax_fp4 bench`: the CPU backend beside its peers, in one run.
 
-What makes the figures comparable: all peers of a case run interleaved, sample by sample, in the same
-process on the same cores; inputs are random and rotate through sets larger than the caches; the
-result of a timed call is verified afterwards against exact arithmetic; medians are printed with best
-and spread, and the ceiling of the core (multiply-accumulate on registers) measured beside every
-case. Each number of cores is a process of its own, bound to that many cores.
+What makes the figures comparable: all peers of a case run interleaved, sample by sample, in the
+same process on the same cores; inputs are random and rotate through sets larger than the caches;
+the result of a timed call is verified afterwards against exact arithmetic; medians are printed with
+best and spread, and the ceiling of the core (multiply-accumulate on registers) measured beside
+every case. Each number of cores is a process of its own, bound to that many cores.
 """
 
 from __future__ import annotations
@@ -26,10 +26,18 @@ REPEATS = 9  # medians of at least this many interleaved samples
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's options."""
-    parser.add_argument("what", nargs="*", default=[], help="gemm, quantize, decode; all by default")
-    parser.add_argument("--cores", type=int, nargs="*", help="numbers of cores; 1 and all by default")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="interleaved samples of each peer")
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1024, 4096], help="gemm: M = N = K")
+    parser.add_argument(
+        "what", nargs="*", default=[], help="gemm, quantize, decode; all by default"
+    )
+    parser.add_argument(
+        "--cores", type=int, nargs="*", help="numbers of cores; 1 and all by default"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=REPEATS, help="interleaved samples of each peer"
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[1024, 4096], help="gemm: M = N = K"
+    )
     parser.add_argument("--out", type=Path, help="write every sample as JSON lines to this file")
     parser.add_argument("--in-process", action="store_true", help=argparse.SUPPRESS)
 
@@ -49,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(record), flush=True)
         return 0
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    print(f"{platform.processor() or platform.machine()}, {len(available)} cores, {platform.platform()}")
+    print(
+        f"{platform.processor() or platform.machine()}, {len(available)} cores, {platform.platform()}"
+    )
     lines: list[str] = []
     status = 0
     try:
@@ -125,7 +135,7 @@ def _interleave(
     import numpy as np
 
     import jax_fp4
-    from jax_fp4 import _core
+    from jax_fp4 import _native
 
     for peer in peers:  # compile and touch everything once
         _wait(peer.call(0))
@@ -133,7 +143,7 @@ def _interleave(
     last: dict[str, tuple[int, Any]] = {}
     peaks = []
     for repeat in range(repeats):
-        peaks.append(_core.cpu_peak_flops(0.02))
+        peaks.append(_native.cpu_peak_flops(0.02))
         for peer in peers:
             index = repeat % sets
             begin = time.perf_counter()
@@ -156,7 +166,11 @@ def _interleave(
             "seconds": times,
             "peak_tflops": statistics.median(peaks) / 1e12,
             "cpu_level": jax_fp4.cpu_level(),
-            "versions": {"jax_fp4": jax_fp4.__version__, "jax": jax.__version__, "numpy": np.__version__},
+            "versions": {
+                "jax_fp4": jax_fp4.__version__,
+                "jax": jax.__version__,
+                "numpy": np.__version__,
+            },
         }
 
 
@@ -210,11 +224,15 @@ def _gemm_case(m: int, n: int, k: int, sets: int) -> tuple[str, str, float, int,
     theirs = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
     # Every sum of K f32 additions is within K * 2^-24 of the exact one, relative to sum(|terms|).
     bound = (k + 2) * 2.0**-24
-    quantized = [_product_check(fp4.dequantize(x, jnp.float32), fp4.dequantize(y, jnp.float32), bound)
-                 for x, y in zip(qa, qb, strict=True)]  # fmt: skip
+    decoded = [[fp4.dequantize(x, jnp.float32) for x in side] for side in (qa, qb)]
+    quantized = [_product_check(x, y, bound) for x, y in zip(*decoded, strict=True)]
     plain = [_product_check(x, y, bound) for x, y in zip(a, b, strict=True)]
     peers = [
-        Peer("jax_fp4.scaled_matmul NVFP4", lambda i: ours(qa[i], qb[i]), lambda i, r: quantized[i](r)),
+        Peer(
+            "jax_fp4.scaled_matmul NVFP4",
+            lambda i: ours(qa[i], qb[i]),
+            lambda i, r: quantized[i](r),
+        ),
         Peer("jnp.dot bf16 -> f32", lambda i: theirs(a[i], bt[i]), lambda i, r: plain[i](r)),
     ]
     torch = _optional("torch")
@@ -233,13 +251,17 @@ def _gemm_case(m: int, n: int, k: int, sets: int) -> tuple[str, str, float, int,
     if qwix is not None and m > 1:
         dims = (((1,), (1,)), ((), ()))
         wa, wb = ([qwix.quantize(x, "nvfp4", tiled_axes={1: 16}) for x in side] for side in (a, b))
-        product = jax.jit(lambda a, b: qwix.dot_general(a, b, dims, preferred_element_type=jnp.float32))
+        product = jax.jit(
+            lambda a, b: qwix.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+        )
         # Its operands are scaled differently: compare with its own dequantized values.
         own = [
             _product_check(qwix.dequantize(x), qwix.dequantize(y), 2.0**-6)
             for x, y in zip(wa, wb, strict=True)
         ]
-        peers.append(Peer("qwix nvfp4 dot", lambda i: product(wa[i], wb[i]), lambda i, r: own[i](r)))
+        peers.append(
+            Peer("qwix nvfp4 dot", lambda i: product(wa[i], wb[i]), lambda i, r: own[i](r))
+        )
     work = 2.0 * m * n * k
     if m == 1:
         return f"decode 1 x {n} x {k}", "Gweight/s", n * k / 1e9, sets, peers
@@ -282,13 +304,15 @@ def _quantize(sizes: list[int]) -> Iterator[tuple[str, str, float, int, list[Pee
     rng = np.random.default_rng(0)
     x = [jnp.asarray(rng.standard_normal((n, n), np.float32), jnp.bfloat16) for _ in range(sets)]
 
-    def relative(i: int, values: Any, limit: float = 0.1) -> str:
+    def relative(i: int, values: Any, limit: float) -> str:
         exact = np.asarray(x[i], np.float32)
         error = np.linalg.norm(np.asarray(values, np.float32) - exact) / np.linalg.norm(exact)
         return f"ok {error:.3f}" if 0.09 < error < limit else f"WRONG {error:.3f}"
 
     def theirs_values(r: Any) -> Any:
-        table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+        table = np.array(
+            [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+        )
         packed, scales, tensor = (np.asarray(part) for part in r)
         codes = np.stack([packed & 15, packed >> 4], -1).reshape(n, -1, 16)
         return (table[codes] * scales.astype(np.float32)[..., None] * tensor).reshape(n, n)
@@ -296,17 +320,20 @@ def _quantize(sizes: list[int]) -> Iterator[tuple[str, str, float, int, list[Pee
     row = jax.jit(lambda x: fp4.quantize(x))
     both = jax.jit(lambda x: fp4.quantize_both(x))
     theirs = jax.jit(_jnp_nvfp4)
-    peers = [
-        Peer("jax_fp4.quantize rows", lambda i: row(x[i]), lambda i, r: relative(i, fp4.dequantize(r))),
-        Peer("jax_fp4.quantize_both", lambda i: both(x[i]), lambda i, r: relative(i, fp4.dequantize(r[1]))),
-        Peer("jnp, compare and pack", lambda i: theirs(x[i]), lambda i, r: relative(i, theirs_values(r))),
-    ]  # fmt: skip
+
+    def add(
+        name: str, call: Callable[[Any], Any], values: Callable[[Any], Any], limit: float
+    ) -> None:
+        peers.append(Peer(name, lambda i: call(x[i]), lambda i, r: relative(i, values(r), limit)))
+
+    peers: list[Peer] = []
+    add("jax_fp4.quantize rows", row, fp4.dequantize, 0.1)
+    add("jax_fp4.quantize_both", both, lambda r: fp4.dequantize(r[1]), 0.1)
+    add("jnp, compare and pack", theirs, theirs_values, 0.1)
     qwix = _optional("qwix")
     if qwix is not None:
         other = jax.jit(lambda x: qwix.quantize(x, "nvfp4", tiled_axes={1: 16}))
-        peers.append(
-            Peer("qwix.quantize nvfp4", lambda i: other(x[i]), lambda i, r: relative(i, qwix.dequantize(r), 0.2))
-        )
+        add("qwix.quantize nvfp4", other, qwix.dequantize, 0.2)  # it has no tensor scale
     yield f"quantize bf16 -> NVFP4, {n} x {n}", "GB/s of input", 2.0 * n * n / 1e9, sets, peers
 
 

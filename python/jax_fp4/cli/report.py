@@ -89,7 +89,9 @@ def results(config: Config, corpus: Corpus, state: State, parameters: int) -> di
             "python": platform.python_version(),
             "platform": platform.platform(),
             "cpu_level": jax_fp4.cpu_level(),
-            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cpus": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count(),
         },
     }
 
@@ -117,7 +119,9 @@ def table(numbers: dict[str, Any]) -> str:
         cells = [name]
         for kind in ("train", "validation"):
             gap = None if name == _BASELINE else r[f"{kind}_gap_percent"]
-            cells.append(f"{r[f'{kind}_loss']:.4f} {_cell(gap, '+.2f') + ' %' if gap is not None else '':>8}")
+            cells.append(
+                f"{r[f'{kind}_loss']:.4f} {_cell(gap, '+.2f') + ' %' if gap is not None else '':>8}"
+            )
         cells.append(f"{r['tokens_per_second']:,.0f}")
         for kind in ("linear_activations", "linear_weights"):
             count = r["saved_bytes"][kind]
@@ -179,7 +183,9 @@ def write_plot(path: Path, numbers: dict[str, Any]) -> None:
         color = _COLORS[name]
         curves.plot(np.arange(1, len(losses) + 1), losses, color=color, alpha=0.2, linewidth=0.7)
         curves.plot(x, smooth[name], color=color, linewidth=1.8, label=label)
-        curves.plot(len(losses), r["validation_loss"], "o", color=color, markersize=5, clip_on=False)
+        curves.plot(
+            len(losses), r["validation_loss"], "o", color=color, markersize=5, clip_on=False
+        )
     model, text = numbers["model"], numbers["text"]
     curves.set_title(
         f"Transformer with {model['parameters'] / 1e6:.2f} M parameters on {text['source']}\n"

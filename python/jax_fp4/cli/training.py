@@ -102,7 +102,11 @@ def learning_rate(step: jax.Array, steps: int, peak: float) -> jax.Array:
 
 
 def _adamw(
-    params: Params, moments: tuple[Params, Params], gradients: Params, step: jax.Array, rate: jax.Array
+    params: Params,
+    moments: tuple[Params, Params],
+    gradients: Params,
+    step: jax.Array,
+    rate: jax.Array,
 ) -> tuple[Params, tuple[Params, Params]]:
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
     scale = jnp.minimum(1.0, _GRADIENT_NORM / jnp.maximum(norm, 1e-30))
@@ -210,9 +214,7 @@ def train(
     return True
 
 
-def _validation_loss(
-    params: Params, corpus: Corpus, size: Size, recipe: jax_fp4.Recipe
-) -> float:
+def _validation_loss(params: Params, corpus: Corpus, size: Size, recipe: jax_fp4.Recipe) -> float:
     """The loss on held-out text, under the recipe that the model was trained with."""
     loss = jax.jit(functools.partial(transformer.loss, size=size, recipe=recipe))
     batches = corpus.validation_batches(_VALIDATION_BATCHES, size.batch, size.context + 1)

@@ -1,13 +1,17 @@
 """csrc/cpu/quantize.h through ctypes: builds tests/cpu/cpu_c.cc and wraps it for arrays.
 
+Arrays are float32, float16 or uint16 (the bits of bfloat16) of shape [leads, rows, cols].
+
 Outputs lie between canaries and are filled with a poison byte first, so that every call also shows
 that all of its output was written and nothing else.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -72,23 +76,18 @@ def library() -> ctypes.CDLL:
     return ctypes.CDLL(str(target))
 
 
-def available_levels() -> list[str]:
-    """Every level that quantizes differently and runs on this processor."""
-    best = library().c_best_level()
-    return [name for name in ("portable", "avx512") if LEVELS[name] <= best]
+def is_available(level: str) -> bool:
+    """Whether this processor runs a key of LEVELS."""
+    return LEVELS[level] <= library().c_best_level()
 
 
-class use_level:  # noqa: N801 (a context manager, used like a function)
-    """Forces an instruction level for the length of a `with` block."""
-
-    def __init__(self, name: str) -> None:
-        """Args: name: a key of LEVELS."""
-        self.name = name
-
-    def __enter__(self) -> None:
-        assert library().c_force_level(LEVELS[self.name]), f"level {self.name} is not available"
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def use_level(name: str) -> Iterator[None]:
+    """Forces an instruction level, a key of LEVELS."""
+    assert library().c_force_level(LEVELS[name]), f"level {name} is not available"
+    try:
+        yield
+    finally:
         library().c_unforce_level()
 
 
@@ -258,7 +257,7 @@ def quantize(
                 values.address,
                 scales.address,
                 global_scale.address,
-            )  # fmt: skip
+            )
         )
     pointers = [ctypes.byref(s) for s in structures] + [None]
     library().c_quantize(ctypes.byref(_input(x, placement)), pointers[0], pointers[1], threads)
@@ -294,3 +293,42 @@ def dequantize(
         _DTYPES[dtype], ctypes.c_void_p(out.address), threads,
     )  # fmt: skip
     return out.check().view(dtype).reshape(leads, rows, k)
+
+
+def tricky_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Finite values that probe every branch: each run of 16 draws one of eight kinds.
+
+    Normal and wide log-normal values; ties and their neighbours; zeros of both signs with one
+    non-zero; subnormals; the largest values; few significant bits; equal magnitudes.
+    """
+    n = int(np.prod(shape))
+    runs = -(-n // 16)
+    size = (runs, 16)
+    sign = np.where(rng.random(size) < 0.5, -1.0, 1.0)
+    exponent = rng.integers(-12, 12, (runs, 1))
+    grid = rng.integers(0, 97, size) * 0.0625
+    nudge = 1 + rng.integers(-1, 2, size) * 2.0**-23
+    ties = np.ldexp(
+        np.concatenate([np.full((runs, 1), 6.0), grid[:, 1:] * nudge[:, 1:]], 1), exponent
+    )
+    lone = np.where(rng.random(size) < 0.08, rng.standard_normal(size), 0.0)
+    kinds = [
+        rng.standard_normal(size),
+        np.exp(rng.standard_normal(size) * 4),
+        sign * ties,
+        sign * lone,
+        sign * np.ldexp(1.0 + rng.random(size), rng.integers(-149, -120, size)),
+        sign * np.ldexp(2.0 - 2.0**-23, rng.integers(120, 128, size)),
+        sign * np.ldexp(rng.integers(1, 16, size).astype(float), exponent),
+        sign * np.ldexp(np.broadcast_to(1 + rng.random((runs, 1)), size), exponent),
+    ]
+    values = np.choose(rng.integers(0, len(kinds), (runs, 1)), kinds)
+    x = values.astype(np.float32).reshape(-1)[:n].reshape(shape)
+    return narrow(x, dtype)
+
+
+def narrow(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Float32 to an input type: bfloat16 by truncation, float16 at most 60000."""
+    if dtype == np.uint16:
+        return (x.view(np.uint32) >> 16).astype(np.uint16)
+    return np.clip(x, -60000, 60000).astype(dtype) if dtype == np.float16 else x.astype(dtype)

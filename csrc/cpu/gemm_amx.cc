@@ -1,7 +1,7 @@
 // GEMM kernels for the AMX tile unit (bf16 products, f32 sums).
 //
-// Every code times its block scale has at most 8 significant bits and is a bf16; a product of two is
-// exact in f32, so only additions round. One tile is 16 rows of 64 bytes:
+// Every code times its block scale has at most 8 significant bits and is a bf16; a product of two
+// is exact in f32, so only additions round. One tile is 16 rows of 64 bytes:
 //
 //   left panel    per step of 32 k: [16 rows][32 k], as stored
 //   right panel   per step of 32 k: [16 pairs of k][16 rows][2], the transpose

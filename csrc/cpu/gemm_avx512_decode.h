@@ -1,6 +1,6 @@
 // Decoding packed rows with AVX-512, for the kernels of gemm_avx512.cc, gemm_amx.cc and
-// gemm_stream_avx512.cc. Everything here lies in an anonymous namespace and is compiled for AVX-512:
-// include it last, and only into those files.
+// gemm_stream_avx512.cc. Everything here lies in an anonymous namespace and is compiled for
+// AVX-512: include it last, and only into those files.
 //
 //   group_scales    scale bytes of 16 rows -> f32, one lane per row
 //   stage_step      32 codes of 16 rows as bytes that can be loaded without conditions
@@ -84,7 +84,7 @@ inline __m512i scale_quads(const Rows& x, i64 group, i64 block) {
   const ScaleRow first = scale_row(x, row);
   // 16 rows of a tile share row / 32, so that they are 16 bytes apart.
   const i64 pitch = x.layout == ScaleLayout::linear ? blocks : 16;
-  const u8* address = first.first + block / 4 * first.tile;
+  const u8* address = first.at(block);
   const i64 here = std::min<i64>(4, blocks - block);
   if (here == 4) {
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);

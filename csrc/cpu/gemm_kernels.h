@@ -17,8 +17,8 @@ namespace jax_fp4::cpu {
 
 inline constexpr i64 kGroup = 16;  // rows of a panel group; a tile of sums is kGroup x kGroup
 inline constexpr i64 kStep = 32;   // codes of k that panels are padded to: one AMX bf16 tile
-inline constexpr i64 kDepth =
-    512;  // codes of k in one panel block; a multiple of kStep and 4 blocks
+// Codes of k in one panel block; a multiple of kStep and of four blocks of scales.
+inline constexpr i64 kDepth = 256;
 
 struct Rows {
   Format format;
@@ -36,7 +36,8 @@ struct ScaleRow {
   const u8* first;
   i64 tile;
 
-  u32 operator[](i64 block) const { return first[block / 4 * tile + block % 4]; }
+  const u8* at(i64 block) const { return first + block / 4 * tile + block % 4; }
+  u32 operator[](i64 block) const { return *at(block); }
 };
 
 inline ScaleRow scale_row(const Rows& x, i64 row) {

@@ -32,21 +32,18 @@ void scan_row(const Rows& x, i64 row, RowScales& scales) {
   if (x.format.scale == BlockScale::ue4m3) return;
   const ScaleRow bytes = scale_row(x, row);
   const i64 blocks = x.blocks();
-  u32 low = 255, high = 0;
-  if (x.layout == ScaleLayout::linear) {
-    // In bytes, so that it becomes vector code: this is the usual case, for every row.
-    u8 low_byte = 255, high_byte = 0;
-    for (i64 block = 0; block < blocks; ++block) {
-      low_byte = std::min(low_byte, bytes.first[block]);
-      high_byte = std::max(high_byte, bytes.first[block]);
-    }
-    low = low_byte, high = high_byte;
-  } else {
-    for (i64 block = 0; block < blocks; ++block) {
-      low = std::min(low, bytes[block]);
-      high = std::max(high, bytes[block]);
+  // In bytes and in runs as long as the layout has them, so that it becomes vector code: this is
+  // done for every row, and usually all there is to do.
+  u8 low_byte = 255, high_byte = 0;
+  const i64 run = x.layout == ScaleLayout::linear ? blocks : kScaleTileBlocks;
+  for (i64 block = 0; block < blocks; block += run) {
+    const u8* first = bytes.at(block);
+    for (i64 i = 0; i < std::min(run, blocks - block); ++i) {
+      low_byte = std::min(low_byte, first[i]);
+      high_byte = std::max(high_byte, first[i]);
     }
   }
+  u32 low = low_byte, high = high_byte;
   if (high == kUE8M0NaN || high > low + kMaxSpan) {
     low = 255, high = 0;
     with_element(x.format.element, [&]<Element element>() {

@@ -7,9 +7,9 @@
 //
 // Integers: twice an E2M1 value is a whole number up to 12. A byte shuffle turns the codes of the
 // many rows into 2 * value + 12 (vpdpbusd wants one unsigned factor), low nibbles and high nibbles
-// apart; what the 12 adds is known beforehand and is where the sum starts (`correction`). Four bytes
-// of low and four of high nibbles meet in a 32-bit lane: eight consecutive codes, which share a
-// scale. The lane's integer times both scales is exact in f32; only adding it rounds.
+// apart; what the 12 adds is known beforehand and is where the sum starts (`correction`). Four
+// bytes of low and four of high nibbles meet in a 32-bit lane: eight consecutive codes, which share
+// a scale. The lane's integer times both scales is exact in f32; only adding it rounds.
 #if defined(__x86_64__)
 
 #include <cstring>
@@ -100,7 +100,7 @@ class LaneScales {
     const i64 left = blocks_ - block;
     if (tiled_) {
       // Tiles of four blocks; bytes of blocks that do not exist are there.
-      const u8* quad = first_.first + block / 4 * first_.tile;
+      const u8* quad = first_.at(block);
       u32 low, high = 0;
       std::memcpy(&low, quad, 4);
       if (kBlocks == 8 && left > 4) std::memcpy(&high, quad + first_.tile, 4);

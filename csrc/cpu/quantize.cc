@@ -20,7 +20,9 @@ constexpr int64_t kPieceElements = 1 << 17;
 constexpr int64_t kPieceCols = kPieceElements / kStripRows;
 constexpr int64_t kMaxPieceBlocks = kPieceElements / 16;
 
-const QuantizeKernels& kernels() { return level() >= Level::avx512 ? avx512_quantize_kernels() : portable_quantize_kernels(); }
+const QuantizeKernels& kernels() {
+  return level() >= Level::avx512 ? avx512_quantize_kernels() : portable_quantize_kernels();
+}
 
 struct Piece {
   int64_t lead, row, col, rows, cols;
@@ -43,7 +45,8 @@ class Pieces {
   Piece operator[](int64_t i) const {
     const int64_t row = i % per_lead_ / across_ * rows_;
     const int64_t col = i % across_ * cols_;
-    return {i / per_lead_, row, col, std::min(rows_, x_.rows - row), std::min(cols_, x_.cols - col)};
+    return {i / per_lead_, row, col, std::min(rows_, x_.rows - row),
+            std::min(cols_, x_.cols - col)};
   }
 
  private:
@@ -54,9 +57,9 @@ class Pieces {
 // A few tasks per thread, so that many small pieces cost few dispatches.
 template <class Body>
 void for_each_piece(Parallel& parallel, int64_t pieces, const Body& body) {
-  const int64_t tasks =
-      parallel.threads() == 1 ? std::min<int64_t>(pieces, 1)
-                              : std::min<int64_t>(pieces, 8 * int64_t{parallel.threads()});
+  const int64_t tasks = parallel.threads() == 1
+                            ? std::min<int64_t>(pieces, 1)
+                            : std::min<int64_t>(pieces, 8 * int64_t{parallel.threads()});
   parallel.run(tasks, [&](int64_t task) {
     for (int64_t i = pieces * task / tasks; i < pieces * (task + 1) / tasks; ++i) body(i);
   });
@@ -87,8 +90,8 @@ int64_t logical_cols(const Input& x) {
 // The number of element (l, r, c) in the logical tensor, mod 2^32.
 uint32_t logical_index(const Input& x, int64_t l, int64_t r, int64_t c) {
   const Placement& p = x.placement;
-  return static_cast<uint32_t>(
-      ((p.lead + l) * logical_rows(x) + p.row + r) * logical_cols(x) + p.col + c);
+  return static_cast<uint32_t>(((p.lead + l) * logical_rows(x) + p.row + r) * logical_cols(x) +
+                               p.col + c);
 }
 
 struct Partial {
@@ -121,10 +124,9 @@ Partial amax_of_piece(const QuantizeKernels& k, const Input& x, const AmaxReques
     for (int64_t c = 0; c < p.cols; c += kStripCols)
       result.amax_rotated = std::max(
           result.amax_rotated,
-          k.rotated_amax_columns(x.dtype, element(x, p.lead, p.row, p.col + c), x.cols,
-                                 static_cast<int>(p.rows),
-                                 static_cast<int>(std::min<int64_t>(kStripCols, p.cols - c)),
-                                 request.signs));
+          k.rotated_amax_columns(
+              x.dtype, element(x, p.lead, p.row, p.col + c), x.cols, static_cast<int>(p.rows),
+              static_cast<int>(std::min<int64_t>(kStripCols, p.cols - c)), request.signs));
   }
   return result;
 }
@@ -136,9 +138,9 @@ int element_bits(const Format& format) { return minifloat(format.element).bits()
 // A copy together with the dimensions of its logical and physical matrices.
 struct Target {
   const Copy& copy;
-  int64_t rows, k;          // of this shard's copy
-  int64_t blocks, pitch;    // scale bytes and value bytes of a row
-  int64_t row0, k0;         // where the shard lies in the logical copy
+  int64_t rows, k;        // of this shard's copy
+  int64_t blocks, pitch;  // scale bytes and value bytes of a row
+  int64_t row0, k0;       // where the shard lies in the logical copy
   int64_t lead0, logical_rows, logical_groups;
 
   Target(const Input& x, const Copy& c) : copy(c) {
@@ -170,8 +172,16 @@ struct Target {
 
   Encoding encoding(const Input& x, int64_t lead) const {
     const float amax = copy.amax ? f32_of(copy.amax[lead]) : 0.0f;
-    return {x.dtype,     copy.format, copy.rule,   copy.stochastic, copy.four_over_six,
-            copy.hadamard, copy.signs, copy.stream, copy.seed,       amax,
+    return {x.dtype,
+            copy.format,
+            copy.rule,
+            copy.stochastic,
+            copy.four_over_six,
+            copy.hadamard,
+            copy.signs,
+            copy.stream,
+            copy.seed,
+            amax,
             tensor_scale(copy.format, amax, copy.four_over_six).encode};
   }
 };
@@ -222,8 +232,7 @@ TileTable tile_table(const QuantizeKernels& k, const Input& x, const Target& t, 
       const auto at = static_cast<std::size_t>(transposed ? j * down + i : i * across + j);
       amax[at] = band[static_cast<std::size_t>(j)];
       if (!e.four_over_six) continue;
-      const BlockEncoding best =
-          four_over_six(e, x, p, transposed, i * block, j * block, amax[at]);
+      const BlockEncoding best = four_over_six(e, x, p, transposed, i * block, j * block, amax[at]);
       table.scales[at] = best.scale;
       table.multipliers[at] = best.multiplier;
     }

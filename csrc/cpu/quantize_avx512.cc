@@ -13,8 +13,13 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")
+#endif
 
 #include "cpu/quantize_avx512_unit.h"
 
@@ -62,8 +67,8 @@ struct Rounding {
   static inline I stochastic(V y, I random) {
     const Parts p = parts(y);
     const I magic = _mm512_add_epi32(p.power, set1(static_cast<uint32_t>(kShift - 8) << 23));
-    const V sum = _mm512_add_round_ps(p.magnitude, as_float(magic),
-                                      _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+    const V sum =
+        _mm512_add_round_ps(p.magnitude, as_float(magic), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
     const I fine = _mm512_add_epi32(_mm512_sub_epi32(as_int(sum), magic), random);
     return _mm512_add_epi32(_mm512_srli_epi32(fine, 8), base(p.power));
   }
@@ -125,6 +130,8 @@ inline V nvfp4_multipliers(V scale, float encode) {
   return minimum(_mm512_div_ps(_mm512_set1_ps(1.0f), decoded), kF32Max);
 }
 
+// The largest element is at least 6, so that bytes end at 253: nothing saturates, and multipliers
+// are normal numbers.
 inline Scales mx_scales(const Encoding& e, I amax) {
   const float max = minifloat(e.format.element).max;
   I bytes;
@@ -132,16 +139,13 @@ inline Scales mx_scales(const Encoding& e, I amax) {
     const I bits = as_int(_mm512_mul_ps(as_float(amax), _mm512_set1_ps(1.0f / max)));
     const Mask above_lowest = _mm512_cmpgt_epu32_mask(bits, set1(0x40'0000u));  // 2^-127
     bytes = _mm512_maskz_srli_epi32(above_lowest, _mm512_add_epi32(bits, set1(0x7F'FFFFu)), 23);
-    bytes = _mm512_min_epu32(bytes, set1(254));
   } else {
     // A subnormal amax lies below every scale but the lowest.
-    const I exponent = _mm512_sub_epi32(_mm512_srli_epi32(amax, 23),
-                                        set1(static_cast<uint32_t>(floor_log2(max))));
+    const I exponent =
+        _mm512_sub_epi32(_mm512_srli_epi32(amax, 23), set1(static_cast<uint32_t>(floor_log2(max))));
     bytes = _mm512_max_epi32(exponent, _mm512_setzero_si512());
   }
-  const I power = _mm512_slli_epi32(_mm512_sub_epi32(set1(254), bytes), 23);
-  const Mask subnormal = _mm512_cmpeq_epi32_mask(bytes, set1(254));
-  return {bytes, as_float(_mm512_mask_mov_epi32(power, subnormal, set1(0x40'0000u)))};
+  return {bytes, as_float(_mm512_slli_epi32(_mm512_sub_epi32(set1(254), bytes), 23))};
 }
 
 // encode_block of 16 blocks with finite amax bits.
@@ -278,19 +282,21 @@ inline void encode_codes(const Encoding& e, const Unit& unit, V multipliers, Gro
                : encode_codes<kElement, false>(e, unit, multipliers, groups, out);
 }
 
-// Rotates, scales and encodes a loaded unit; returns the scale bytes.
-__m128i encode_unit(const Encoding& e, Unit& unit, const Scales* given, Groups groups, Words& out) {
+// Rotates a loaded unit and finds its scales.
+Scales prepare(const Encoding& e, Unit& unit, const Scales* given) {
   if (e.hadamard)
     for (int j = 0; j < e.format.block; j += kHadamardSize) rotate(unit.x + j, e.signs);
-  const Scales s = unit_scales(e, unit, given);
+  return unit_scales(e, unit, given);
+}
+
+void encode_codes(const Encoding& e, const Unit& unit, V multipliers, Groups groups, Words& out) {
   switch (e.format.element) {
-    case Element::e2m1: encode_codes<Element::e2m1>(e, unit, s.multipliers, groups, out); break;
-    case Element::e2m3: encode_codes<Element::e2m3>(e, unit, s.multipliers, groups, out); break;
-    case Element::e3m2: encode_codes<Element::e3m2>(e, unit, s.multipliers, groups, out); break;
-    case Element::e4m3: encode_codes<Element::e4m3>(e, unit, s.multipliers, groups, out); break;
-    case Element::e5m2: encode_codes<Element::e5m2>(e, unit, s.multipliers, groups, out); break;
+    case Element::e2m1: return encode_codes<Element::e2m1>(e, unit, multipliers, groups, out);
+    case Element::e2m3: return encode_codes<Element::e2m3>(e, unit, multipliers, groups, out);
+    case Element::e3m2: return encode_codes<Element::e3m2>(e, unit, multipliers, groups, out);
+    case Element::e4m3: return encode_codes<Element::e4m3>(e, unit, multipliers, groups, out);
+    case Element::e5m2: return encode_codes<Element::e5m2>(e, unit, multipliers, groups, out);
   }
-  return _mm512_cvtepi32_epi8(s.bytes);
 }
 
 // ---- Storing ------------------------------------------------------------------------------------
@@ -315,8 +321,8 @@ void store_words(Words& words, int count, uint8_t* out, int64_t pitch) {
   // Two words remain: lanes 0-7 and 8-15 as 64-bit pairs.
   const I even = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
   const I first = _mm512_permutex2var_epi32(words.word[w], even, words.word[w + 1]);
-  const I second = _mm512_permutex2var_epi32(words.word[w], _mm512_add_epi32(even, set1(8)),
-                                             words.word[w + 1]);
+  const I second =
+      _mm512_permutex2var_epi32(words.word[w], _mm512_add_epi32(even, set1(8)), words.word[w + 1]);
   out += 4 * w;
   if (pitch == 8) {
     _mm512_storeu_si512(out, first);
@@ -331,6 +337,8 @@ void store_words(Words& words, int count, uint8_t* out, int64_t pitch) {
 
 int element_bits(const Format& format) { return minifloat(format.element).bits(); }
 
+// Both of the following take two units at a time: the divisions of one hide behind the other.
+
 void encode_run(const Encoding& e, const void* x, int64_t n, uint64_t group, GivenScales given,
                 uint8_t* values, uint8_t* scales) {
   const int block = e.format.block;
@@ -338,37 +346,44 @@ void encode_run(const Encoding& e, const void* x, int64_t n, uint64_t group, Giv
   const int block_bytes = block * bits / 8;
   const int64_t in_unit = int64_t{kLanes} * block;
   const auto groups_per_block = static_cast<uint64_t>(block / 16);
-  Unit unit;
+  Strip strip;
   Words words;
-  for (int64_t i = 0; i < n; i += in_unit) {
-    const uint8_t* from = at(e.dtype, x, i);
-    const int64_t left = n - i;
-    const int64_t b = i / block;
-    const Mask lanes = first_lanes(ceil_div(left, block));
-    if (left >= in_unit)
-      load_blocks(e.dtype, unit, from, block);
-    else
-      load_last_blocks(e.dtype, unit, from, left, block);
-    Scales known;
-    if (given.scales)
-      known = {_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, given.scales + b)),
-               _mm512_maskz_loadu_ps(lanes, given.multipliers + b)};
-    const Groups groups{group + static_cast<uint64_t>(b) * groups_per_block, groups_per_block};
-    const __m128i bytes =
-        encode_unit(e, unit, given.scales ? &known : nullptr, groups, words);
-    _mm_mask_storeu_epi8(scales + b, lanes, bytes);
-    uint8_t* out = values + b * block_bytes;
-    if (left >= in_unit) {
-      store_words(words, block_bytes / 4, out, block_bytes);
-      continue;
+  Scales found[2];
+  for (int64_t pair = 0; pair < n; pair += 2 * in_unit) {
+    for (int u = 0; u < 2 && pair + u * in_unit < n; ++u) {
+      const int64_t i = pair + u * in_unit, b = i / block;
+      const Mask lanes = first_lanes(ceil_div(n - i, block));
+      if (n - i >= in_unit)
+        load_blocks(e.dtype, strip.unit[u], at(e.dtype, x, i), block);
+      else
+        load_last_blocks(e.dtype, strip.unit[u], at(e.dtype, x, i), n - i, block);
+      // Past the page where the hardware stops looking ahead.
+      for (int64_t line = 0; line < in_unit * dtype_bytes(e.dtype); line += 64)
+        _mm_prefetch(at(e.dtype, x, i + 4 * in_unit) + line, _MM_HINT_T0);
+      Scales known;
+      if (given.scales)
+        known = {_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, given.scales + b)),
+                 _mm512_maskz_loadu_ps(lanes, given.multipliers + b)};
+      found[u] = prepare(e, strip.unit[u], given.scales ? &known : nullptr);
+      _mm_mask_storeu_epi8(scales + b, lanes, _mm512_cvtepi32_epi8(found[u].bytes));
     }
-    // Whole groups of 16, then the padding of the row.
-    alignas(64) uint8_t last[kLanes * kMaxBlock];
-    store_words(words, block_bytes / 4, last, block_bytes);
-    const int64_t used = round_up(left, 16) * bits / 8;
-    std::memcpy(out, last, static_cast<std::size_t>(used));
-    std::memset(out + used, 0,
-                static_cast<std::size_t>(row_bytes(e.format.element, left) - used));
+    for (int u = 0; u < 2 && pair + u * in_unit < n; ++u) {
+      const int64_t left = n - pair - u * in_unit, b = (n - left) / block;
+      const Groups groups{group + static_cast<uint64_t>(b) * groups_per_block, groups_per_block};
+      encode_codes(e, strip.unit[u], found[u].multipliers, groups, words);
+      uint8_t* out = values + b * block_bytes;
+      if (left >= in_unit) {
+        store_words(words, block_bytes / 4, out, block_bytes);
+        continue;
+      }
+      // Whole groups of 16, then the padding of the row.
+      alignas(64) uint8_t last[kLanes * kMaxBlock];
+      store_words(words, block_bytes / 4, last, block_bytes);
+      const int64_t used = round_up(left, 16) * bits / 8;
+      const int64_t end = row_bytes(e.format.element, left);
+      std::memcpy(out, last, static_cast<std::size_t>(used));
+      std::memset(out + used, 0, static_cast<std::size_t>(end - used));
+    }
   }
 }
 
@@ -379,20 +394,22 @@ void encode_columns(const Encoding& e, const void* x, int64_t pitch, int rows, i
   const int block_bytes = block * element_bits(e.format) / 8;
   Strip strip;
   Words words;
+  Scales found[2];
   for (int b = 0; b * block < rows; ++b) {
     const int row = b * block;
     load_columns(e.dtype, strip, at(e.dtype, x, row * pitch), pitch, std::min(block, rows - row),
                  block, cols);
-    for (int c = 0; c < cols; c += kLanes) {
+    for (int c = 0, u = 0; c < cols; c += kLanes, ++u) {
       const int64_t tile = b + c / block * given.pitch;
       Scales known;
-      if (given.scales)
-        known = {set1(given.scales[tile]), _mm512_set1_ps(given.multipliers[tile])};
-      const Groups groups{
-          group + static_cast<uint64_t>(c) * group_pitch + static_cast<uint64_t>(row / 16),
-          group_pitch};
-      store128(scales[b] + c, encode_unit(e, strip.unit[c / kLanes],
-                                          given.scales ? &known : nullptr, groups, words));
+      if (given.scales) known = {set1(given.scales[tile]), _mm512_set1_ps(given.multipliers[tile])};
+      found[u] = prepare(e, strip.unit[u], given.scales ? &known : nullptr);
+      store128(scales[b] + c, _mm512_cvtepi32_epi8(found[u].bytes));
+    }
+    for (int c = 0, u = 0; c < cols; c += kLanes, ++u) {
+      const uint64_t first = group + static_cast<uint64_t>(c) * group_pitch;
+      const Groups groups{first + static_cast<uint64_t>(row / 16), group_pitch};
+      encode_codes(e, strip.unit[u], found[u].multipliers, groups, words);
       store_words(words, block_bytes / 4, values + c * kStripPitch + b * block_bytes, kStripPitch);
     }
   }
@@ -413,7 +430,11 @@ const QuantizeKernels& avx512_quantize_kernels() {
 
 }  // namespace jax_fp4::cpu
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #pragma GCC diagnostic pop
 
 #else

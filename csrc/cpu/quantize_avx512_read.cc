@@ -13,8 +13,13 @@
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))), apply_to = function)
+#else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,fma,f16c")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")
+#endif
 
 #include "cpu/quantize_avx512_unit.h"
 
@@ -80,19 +85,23 @@ struct RunningSum {
               uint32_t offset) const {
     const I before = _mm512_mullo_epi32(sum, set1(static_cast<uint32_t>(vectors - 1)));
     const I whole = _mm512_mullo_epi32(_mm512_sub_epi32(before, behind), set1(step));
-    const I within = _mm512_add_epi32(_mm512_mullo_epi32(lane_numbers(), set1(lane_step)),
-                                      set1(offset));
+    const I within =
+        _mm512_add_epi32(_mm512_mullo_epi32(lane_numbers(), set1(lane_step)), set1(offset));
     const I weighted = _mm512_add_epi32(whole, _mm512_mullo_epi32(sum, within));
     scan.sum += static_cast<uint32_t>(_mm512_reduce_add_epi32(sum));
     scan.weighted += static_cast<uint32_t>(_mm512_reduce_add_epi32(weighted));
   }
 };
 
+// The hardware looks ahead inside a page only.
+constexpr int64_t kAhead = 2048;
+
 template <bool kFingerprint>
 Scan scan_f32(const uint8_t* x, int64_t n) {
   I amax = _mm512_setzero_si512();
   RunningSum all{};
   for (int64_t i = 0; i < n; i += 16) {
+    _mm_prefetch(x + 4 * i + kAhead, _MM_HINT_T0);
     const I bits = _mm512_maskz_loadu_epi32(first_lanes(n - i), x + 4 * i);
     const I magnitude = _mm512_and_si512(bits, set1(kF32AbsMask));
     const Mask finite = _mm512_cmplt_epu32_mask(magnitude, set1(kF32InfBits));
@@ -112,6 +121,7 @@ Scan scan_16bit(Dtype dtype, const uint8_t* x, int64_t n) {
   RunningSum even{}, odd{};
   for (int64_t i = 0; i < n; i += 32) {
     const __mmask32 mask = n - i >= 32 ? ~0u : (1u << (n - i)) - 1;
+    _mm_prefetch(x + 2 * i + kAhead, _MM_HINT_T0);
     const I bits = _mm512_maskz_loadu_epi16(mask, x + 2 * i);
     const I magnitude = _mm512_and_si512(bits, _mm512_set1_epi16(0x7FFF));
     const __mmask32 finite = _mm512_cmplt_epu16_mask(magnitude, inf);
@@ -123,8 +133,8 @@ Scan scan_16bit(Dtype dtype, const uint8_t* x, int64_t n) {
   }
   Scan result;
   const I pairs = _mm512_max_epu16(amax, _mm512_srli_epi32(amax, 16));
-  const auto largest = static_cast<uint32_t>(
-      _mm512_reduce_max_epu32(_mm512_and_si512(pairs, set1(0xFFFF))));
+  const auto largest =
+      static_cast<uint32_t>(_mm512_reduce_max_epu32(_mm512_and_si512(pairs, set1(0xFFFF))));
   result.amax = dtype == Dtype::bf16 ? largest << 16 : bits_of(decode_f16(largest));
   if (kFingerprint) {
     even.finish(result, ceil_div(n, 32), 32, 2, 0);
@@ -179,10 +189,10 @@ inline V decode16(const uint8_t* p) {
   } else if constexpr (kKind.bits() == 6) {
     // Lane i: the three bytes of its group of four codes, shifted to its own.
     const __m128i packed = _mm_maskz_loadu_epi8(0x0FFF, p);
-    const I from = _mm512_setr_epi32(0x80020100, 0x80020100, 0x80020100, 0x80020100, 0x80050403,
-                                     0x80050403, 0x80050403, 0x80050403, 0x80080706, 0x80080706,
-                                     0x80080706, 0x80080706, 0x800B0A09, 0x800B0A09, 0x800B0A09,
-                                     0x800B0A09);
+    const I from =
+        _mm512_setr_epi32(0x80020100, 0x80020100, 0x80020100, 0x80020100, 0x80050403, 0x80050403,
+                          0x80050403, 0x80050403, 0x80080706, 0x80080706, 0x80080706, 0x80080706,
+                          0x800B0A09, 0x800B0A09, 0x800B0A09, 0x800B0A09);
     const I bytes = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(packed), from);
     const I shifts = _mm512_setr_epi32(0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18);
     const I codes = _mm512_and_si512(_mm512_srlv_epi32(bytes, shifts), set1(0x3F));
@@ -226,8 +236,8 @@ void decode_run_of(const Format& format, const uint8_t* values, const uint8_t* s
   for (int64_t g = 0; g * 16 < n; ++g) {
     const V scale = _mm512_set1_ps(scale_values[scales[g / groups_per_block]]);
     const V scaled = _mm512_mul_ps(decode16<kElement>(values + g * kGroupBytes), scale);
-    store16(dtype, out + g * 16 * dtype_bytes(dtype),
-            _mm512_mul_ps(scaled, _mm512_set1_ps(global)), first_lanes(n - g * 16));
+    store16(dtype, out + g * 16 * dtype_bytes(dtype), _mm512_mul_ps(scaled, _mm512_set1_ps(global)),
+            first_lanes(n - g * 16));
   }
 }
 
@@ -258,7 +268,11 @@ QuantizeKernels avx512_reading_quantize_kernels() {
 
 }  // namespace jax_fp4::cpu
 
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 #pragma GCC diagnostic pop
 
 #endif

@@ -154,11 +154,12 @@ inline void load_last_blocks(Dtype dtype, Unit& unit, const uint8_t* x, int64_t 
 
 inline V round_to_bf16(V x) {
   const I bits = as_int(x);
-  const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), set1(1));
-  const I sum = _mm512_add_epi32(_mm512_add_epi32(bits, set1(0x7FFF)), odd);
-  const I rounded = _mm512_and_si512(sum, set1(0xFFFF'0000u));
+  const Mask odd = _mm512_test_epi32_mask(bits, set1(0x1'0000u));
   // Adding to the bits of a NaN could carry into its sign and leave a zero.
-  return _mm512_mask_mov_ps(as_float(rounded), _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+  const Mask number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  I sum = _mm512_add_epi32(bits, set1(0x7FFF));
+  sum = _mm512_mask_add_epi32(sum, odd, sum, set1(1));
+  return as_float(_mm512_mask_and_epi32(bits, number, sum, set1(0xFFFF'0000u)));
 }
 
 // rotate16 of vectors 0..15 of 16 blocks at once.

@@ -42,7 +42,7 @@ uint8_t encode_one_block(const Encoding& e, float* x, int count, uint64_t group,
   if (e.hadamard) {
     count = static_cast<int>(round_up(count, kHadamardSize));
     for (int i = 0; i < count; i += kHadamardSize)
-      rotate16(*reinterpret_cast<float(*)[kHadamardSize]>(x + i), e.signs);
+      rotate16(*reinterpret_cast<float (*)[kHadamardSize]>(x + i), e.signs);
   }
   BlockEncoding scale;
   if (given) {
@@ -186,8 +186,7 @@ void encode_tiles(const Encoding& e, const uint32_t* amax, int64_t n, uint8_t* s
                   float* multipliers) {
   for (int64_t i = 0; i < n; ++i) {
     BlockEncoding encoding{static_cast<uint8_t>(nan_scale(e.format.scale)), 0.0f};
-    if (amax[i] < kF32InfBits)
-      encoding = encode_block(e.format, f32_of(amax[i]), e.encode, e.rule);
+    if (amax[i] < kF32InfBits) encoding = encode_block(e.format, f32_of(amax[i]), e.encode, e.rule);
     scales[i] = encoding.scale;
     multipliers[i] = encoding.multiplier;
   }
@@ -219,9 +218,9 @@ BlockEncoding four_over_six_tile(const Encoding& e, uint32_t amax, const float (
 }
 
 const QuantizeKernels& portable_quantize_kernels() {
-  static constexpr QuantizeKernels kernels{scan,           rotated_amax_run, rotated_amax_columns,
-                                   encode_run,     encode_columns,   tile_amax,
-                                   encode_tiles,   decode_run};
+  static constexpr QuantizeKernels kernels{scan,         rotated_amax_run, rotated_amax_columns,
+                                           encode_run,   encode_columns,   tile_amax,
+                                           encode_tiles, decode_run};
   return kernels;
 }
 

@@ -30,7 +30,8 @@ class Fields {
       if (field.empty()) continue;
       const std::size_t equals = field.find('=');
       if (equals == std::string_view::npos) fail("field without '='", field);
-      values_.emplace(field.substr(0, equals), field.substr(equals + 1));
+      const auto inserted = values_.emplace(field.substr(0, equals), field.substr(equals + 1));
+      if (!inserted.second) fail("field given twice:", field);
     }
   }
 

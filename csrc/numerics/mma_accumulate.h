@@ -107,7 +107,7 @@ JAX_FP4_FN MmaTerm mma_accumulator(u32 c, int zero_exponent) {
 }
 
 // Aligns, truncates and adds `count` terms (M5), and rounds (M6). It all fits into 63 bits: a group
-// of mxf4 is below 2^(weight + 12), so five terms in units of 2^(weight - 35) stay below 2^50, and a
+// of mxf4 is below 2^(weight + 12), so five terms in units of 2^(weight - 35) stay below 2^50; a
 // product of mxf8f6f4 is below 2^(weight + 2), so 33 terms in units of 2^(weight - 25) do as well.
 JAX_FP4_FN u32 mma_add(const MmaTerm* terms, int count, int guard_bits) {
   int largest = terms[0].weight;

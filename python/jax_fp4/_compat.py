@@ -79,4 +79,5 @@ default_recipe = _config.string_or_object_state(
     "The recipe of jax_fp4.dot where none is passed; set it with jax_fp4.use_recipe.",
     validator=_no_environment_value,
     include_in_jit_key=True,
+    include_in_trace_context=True,
 )

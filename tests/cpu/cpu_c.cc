@@ -86,8 +86,9 @@ void c_set_mxcsr(unsigned value) { __builtin_ia32_ldmxcsr(value); }
 #endif
 
 static Input input_of(const CInput& x) {
-  return {x.data, static_cast<Dtype>(x.dtype), x.leads, x.rows, x.cols,
-          {x.lead0, x.row0, x.col0, x.logical_rows, x.logical_cols}};
+  return {x.data,  static_cast<Dtype>(x.dtype),
+          x.leads, x.rows,
+          x.cols,  {x.lead0, x.row0, x.col0, x.logical_rows, x.logical_cols}};
 }
 
 static Copy copy_of(const CCopy& c) {
@@ -133,10 +134,12 @@ void c_quantize(const CInput* x, const CCopy* row, const CCopy* col, int threads
 void c_dequantize(int format, int layout, std::int64_t leads, std::int64_t rows, std::int64_t k,
                   const std::uint8_t* values, const std::uint8_t* scales, const float* global_scale,
                   int dtype, void* out, int threads) {
-  const Quantized q{kFormats[format], static_cast<ScaleLayout>(layout), leads, rows, k, values,
-                    scales, global_scale};
-  with_threads(threads,
-               [&](Parallel& parallel) { dequantize(q, static_cast<Dtype>(dtype), out, parallel); });
+  const Quantized q{
+      kFormats[format], static_cast<ScaleLayout>(layout), leads, rows, k, values, scales,
+      global_scale};
+  with_threads(threads, [&](Parallel& parallel) {
+    dequantize(q, static_cast<Dtype>(dtype), out, parallel);
+  });
 }
 
 }  // extern "C"

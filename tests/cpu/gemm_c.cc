@@ -1,5 +1,5 @@
-// The C++ GEMM and the tensor-core model behind plain C functions, for tests that load them with
-// ctypes (tests/support/gemm_native.py).
+// The C++ GEMM behind plain C functions, for tests that load them with ctypes
+// (tests/support/gemm_native.py).
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -9,7 +9,6 @@
 #endif
 
 #include "cpu/gemm.h"
-#include "numerics/mma_accumulate.h"
 
 using namespace jax_fp4;
 
@@ -99,24 +98,6 @@ int gemm(const CProblem* p, int level, int threads) {
   }
   cpu::unforce_level();
   return 1;
-}
-
-// `count` independent steps of kind mxf4 / mxf4nvf4; scales are given per 16 elements.
-void mma_fp4(std::int64_t count, const std::uint8_t* a, const std::uint8_t* b, int scale,
-             const std::uint8_t* scale_a, const std::uint8_t* scale_b, const std::uint32_t* c,
-             std::uint32_t* d) {
-  for (std::int64_t i = 0; i < count; ++i)
-    d[i] = mma_fp4_step(a + 64 * i, b + 64 * i, static_cast<BlockScale>(scale), scale_a + 4 * i,
-                        scale_b + 4 * i, c[i]);
-}
-
-// `count` independent steps of kind mxf8f6f4.
-void mma_fp8(std::int64_t count, int element_a, const std::uint8_t* a, int element_b,
-             const std::uint8_t* b, const std::uint8_t* scale_a, const std::uint8_t* scale_b,
-             const std::uint32_t* c, std::uint32_t* d) {
-  for (std::int64_t i = 0; i < count; ++i)
-    d[i] = mma_fp8_step(static_cast<Element>(element_a), a + 32 * i, scale_a[i],
-                        static_cast<Element>(element_b), b + 32 * i, scale_b[i], c[i]);
 }
 
 }  // extern "C"

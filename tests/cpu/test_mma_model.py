@@ -1,106 +1,13 @@
-"""The tensor-core model: one instruction bit for bit, and products by the level `model`."""
+"""Products by the level `model`: the tensor-core model's steps, in k order.
 
-import ctypes
-from pathlib import Path
+One step is tested in tests/numerics/test_mma_accumulate.py.
+"""
 
 import numpy as np
 import pytest
 
 from oracles import mma
-from support import gemm_native as native
-from support.gemm_native import NVFP4, Format, Guarded, fp8, gemm, mx, random_operand
-
-GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "mma.npz")
-KINDS = sorted({key.rsplit("/", 1)[0] for key in GOLDEN.files})
-K64 = [kind for kind in KINDS if not kind.startswith("mxf8f6f4")]
-K32 = [kind for kind in KINDS if kind.startswith("mxf8f6f4")]
-
-
-def step_k64(scale: str, *fields: np.ndarray) -> np.ndarray:
-    """mma_fp4_step on codes a, b, scales per 16 sa, sb and accumulators c."""
-    a, b, sa, sb, c = (Guarded(np.ascontiguousarray(x)) for x in fields)
-    d = Guarded(np.zeros(len(fields[4]), np.uint32))
-    native.library().mma_fp4(
-        ctypes.c_int64(len(fields[4])),
-        *(ctypes.c_void_p(x.address) for x in (a, b)),
-        native.SCALES.index(scale),
-        *(ctypes.c_void_p(x.address) for x in (sa, sb, c, d)),
-    )
-    return d.read()
-
-
-def step_k32(elements: tuple[str, str], *fields: np.ndarray) -> np.ndarray:
-    """mma_fp8_step on codes a, b, scales sa, sb and accumulators c."""
-    a, b, sa, sb, c = (Guarded(np.ascontiguousarray(x)) for x in fields)
-    d = Guarded(np.zeros(len(fields[4]), np.uint32))
-    first, second = (native.ELEMENTS.index(e) for e in elements)
-    native.library().mma_fp8(
-        ctypes.c_int64(len(fields[4])),
-        *(first, ctypes.c_void_p(a.address), second, ctypes.c_void_p(b.address)),
-        *(ctypes.c_void_p(x.address) for x in (sa, sb, c, d)),
-    )
-    return d.read()
-
-
-def golden(kind: str) -> list[np.ndarray]:
-    """The fields a, b, sa, sb, c, d of a kind."""
-    return [GOLDEN[f"{kind}/{field}"] for field in ("a", "b", "sa", "sb", "c", "d")]
-
-
-@pytest.mark.parametrize("kind", K64)
-def test_k64_steps_equal_the_published_model(kind: str) -> None:
-    """3,000 steps per kind, zero, subnormal, infinite and NaN accumulators among them."""
-    a, b, sa, sb, c, d = golden(kind)
-    a, b = (np.stack([x & 15, x >> 4], axis=-1).reshape(len(x), 64) for x in (a, b))
-    sa, sb = (np.repeat(x, 4 // x.shape[1], axis=1) for x in (sa, sb))
-    scale = "ue4m3" if "ue4m3" in kind else "ue8m0"
-    np.testing.assert_array_equal(step_k64(scale, a, b, sa, sb, c), d)
-
-
-@pytest.mark.parametrize("kind", K32)
-def test_k32_steps_equal_the_published_model(kind: str) -> None:
-    """200 steps per pair of element types."""
-    a, b, sa, sb, c, d = golden(kind)
-    first, second = kind.split("/")[1].split("_")
-    np.testing.assert_array_equal(step_k32((first, second), a, b, sa, sb, c), d)
-
-
-def random_accumulators(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Bits of any f32, a tenth of them zero."""
-    bits = rng.integers(1 << 32, size=count, dtype=np.uint32)
-    return np.where(rng.random(count) < 0.1, bits & 0x80000000, bits).astype(np.uint32)
-
-
-@pytest.mark.parametrize("scale", ["ue4m3", "ue8m0"])
-def test_k64_steps_equal_the_oracle(scale: str) -> None:
-    """Any codes, scales and accumulators; the oracle was written from the model's text."""
-    rng = np.random.default_rng(0)
-    count = 20_000
-    a, b = (rng.integers(16, size=(count, 64)).astype(np.uint8) for _ in range(2))
-    a[: count // 4] &= 9  # small products, and groups that cancel
-    top = 128 if scale == "ue4m3" else 256
-    sa, sb = (rng.integers(top, size=(count, 4)).astype(np.uint8) for _ in range(2))
-    c = random_accumulators(rng, count)
-    expected = mma.mma_k64(a, b, sa, sb, c, scale)
-    np.testing.assert_array_equal(step_k64(scale, a, b, sa, sb, c), expected)
-
-
-@pytest.mark.parametrize("first", native.ELEMENTS)
-@pytest.mark.parametrize("second", native.ELEMENTS)
-def test_k32_steps_equal_the_oracle(first: str, second: str) -> None:
-    """Any codes, scales and accumulators."""
-    rng = np.random.default_rng(1)
-    count = 4_000
-    bits = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
-    a, b = (rng.integers(1 << bits[e], size=(count, 32)).astype(np.uint8) for e in (first, second))
-    # NaN and Inf codes would hide everything else: keep them in every fourth step only.
-    a[np.arange(count) % 4 != 0] &= 0xFF >> (8 - bits[first]) & 0xBB
-    b[np.arange(count) % 4 != 0] &= 0xFF >> (8 - bits[second]) & 0xBB
-    sa, sb = (rng.integers(90, 165, size=count).astype(np.uint8) for _ in range(2))
-    c = random_accumulators(rng, count)
-    expected = mma.mma_k32(a, b, sa, sb, c, (first, second))
-    assert (expected != mma.NAN_BITS).mean() > 0.5
-    np.testing.assert_array_equal(step_k32((first, second), a, b, sa, sb, c), expected)
+from support.gemm_native import NVFP4, Format, fp8, gemm, mx, random_operand
 
 
 @pytest.mark.parametrize("shape", [(17, 9, 64), (5, 33, 150), (3, 4, 1), (2, 40, 1056), (4, 3, 0)])

@@ -319,7 +319,7 @@ def test_zero_and_tiny_tensors_give_no_nan() -> None:
 
 @pytest.mark.usefixtures("level")
 def test_the_largest_values_do_not_vanish() -> None:
-    """A block of FLT_MAX decodes within an eighth of it in every MX format (scale byte 0xFE)."""
+    """A block of FLT_MAX decodes near it or to Inf in every format, never to 0."""
     top = np.finfo(np.float32).max
     for fmt in cpu.FORMATS:
         o = Options(fmt)

@@ -24,9 +24,9 @@ EXTERNAL = {"xla"}
 # Compiled by NVRTC as well, where there is no standard library.
 FREESTANDING = {"numerics"}
 
-# Python files that may import a private module of ours or of jax.
+# Python files that may import a private module of ours or of jax, and do.
 PRIVATE_IMPORTS = {
-    "jax_fp4._core": {"_native.py", "matmul.py", "quantize.py"},
+    "jax_fp4._core": {"_native.py", "cli/doctor.py"},  # doctor reports why it does not load
     "jax._src": {"_compat.py"},
 }
 
@@ -63,15 +63,20 @@ def cxx_violations(csrc: Path, arrows: set[tuple[str, str]]) -> list[str]:
 
 
 def private_import_violations(package: Path, allowed: dict[str, set[str]]) -> list[str]:
-    """One line for every import of a private module outside the files that may."""
+    """One line for every import that is not allowed and for every permission that is not used."""
     problems = []
+    unused = {(private, name) for private, names in allowed.items() for name in names}
     for path in sorted(package.rglob("*.py")):
         name = path.relative_to(package).as_posix()
         dotted = ".".join([package.name, *path.relative_to(package).parts[:-1]])
         for module in sorted(imported_modules(path, dotted)):
-            for private, files in allowed.items():
-                if (module == private or module.startswith(private + ".")) and name not in files:
-                    problems.append(f"{name}: imports {module}, only {sorted(files)} may")
+            for private, names in allowed.items():
+                if module != private and not module.startswith(private + "."):
+                    continue
+                unused.discard((private, name))
+                if name not in names:
+                    problems.append(f"{name}: imports {module}, only {sorted(names)} may")
+    problems += [f"{name}: may import {private}, but does not" for private, name in sorted(unused)]
     return problems
 
 
@@ -92,7 +97,7 @@ def test_cxx_includes_follow_the_arrows() -> None:
 
 
 def test_private_modules_are_imported_by_their_wrappers_only() -> None:
-    """`_core` is touched by matmul, quantize and _native; `jax._src` by _compat."""
+    """`_core` is touched by _native (and doctor), `jax._src` by _compat, and by no other file."""
     assert private_import_violations(ROOT / "python" / "jax_fp4", PRIVATE_IMPORTS) == []
 
 
@@ -147,12 +152,20 @@ def test_private_import_check_detects_planted_faults(tmp_path: Path, line: str) 
     """Every way to write the import is seen, in every file but the one that may."""
     package = tmp_path / "jax_fp4"
     package.mkdir()
-    (package / "matmul.py").write_text("from jax_fp4 import _core\n")
+    allowed = {"jax_fp4._core": {"_native.py"}, "jax._src": {"_compat.py"}}
+    (package / "_native.py").write_text("from jax_fp4 import _core\n")
     (package / "_compat.py").write_text("from jax._src import core\n")
-    assert private_import_violations(package, PRIVATE_IMPORTS) == []
+    assert private_import_violations(package, allowed) == []
 
     (package / "dot.py").write_text(f"def f():\n    {line}\n")
-    assert private_import_violations(package, PRIVATE_IMPORTS) != []
+    assert private_import_violations(package, allowed) != []
+
+
+def test_private_import_check_detects_an_unused_permission(tmp_path: Path) -> None:
+    """A file that may import a private module but does not is reported."""
+    (tmp_path / "_native.py").write_text("import math\n")
+    problems = private_import_violations(tmp_path, {"jax_fp4._core": {"_native.py"}})
+    assert problems == ["_native.py: may import jax_fp4._core, but does not"]
 
 
 def test_oracle_check_detects_a_planted_import(tmp_path: Path) -> None:

@@ -61,7 +61,11 @@ def library() -> ctypes.CDLL:
     folder = ROOT / "csrc" / "cpu"
     sources = [*sorted(folder.glob("quantize*.cc")), folder / "cpu.cc"]
     sources.append(ROOT / "tests" / "cpu" / "cpu_c.cc")
-    headers = [*folder.glob("*.h"), *(ROOT / "csrc" / "numerics").glob("*.h")]
+    headers = [
+        folder / "cpu.h",
+        *folder.glob("quantize*.h"),
+        *(ROOT / "csrc" / "numerics").glob("*.h"),
+    ]
     digest = hashlib.sha256()
     for path in [*sources, *sorted(headers)]:
         digest.update(path.read_bytes())

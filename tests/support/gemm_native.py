@@ -79,7 +79,8 @@ def library() -> ctypes.CDLL:
         ROOT / "tests/cpu/gemm_c.cc",
     ]
     headers = [*(ROOT / "csrc/cpu").glob("*.h"), *(ROOT / "csrc/numerics").glob("*.h")]
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    compiler = os.environ.get("CXX", "g++")
+    digest = hashlib.sha256(" ".join((compiler, *FLAGS)).encode())
     for path in [*sources, *sorted(headers)]:
         digest.update(path.read_bytes())
     folder = Path(tempfile.gettempdir()) / f"jax_fp4_tests_{os.getuid()}"
@@ -88,7 +89,6 @@ def library() -> ctypes.CDLL:
     if not target.exists():
         # Several test processes may build at once: each under its own name, the last one stays.
         partial = target.with_suffix(f".{os.getpid()}")
-        compiler = os.environ.get("CXX", "g++")
         include = f"-I{ROOT / 'csrc'}"
         subprocess.run([compiler, *FLAGS, include, *map(str, sources), "-o", partial], check=True)
         partial.rename(target)

@@ -107,22 +107,25 @@ class _Progress:
     def __init__(self, steps: int, tokens_per_step: int, first_step: int) -> None:
         self._steps = steps
         self._tokens = tokens_per_step
-        self._first_step = first_step
-        self._started = time.perf_counter()
+        self._first_step = first_step  # in this session; it comes after compilation, so is not timed
+        self._started = 0.0
         self._terminal = sys.stdout.isatty()
         self._interval = max(1, steps // _LOG_LINES)
 
     def update(self, state: training.State) -> None:
+        done = state.step - self._first_step
+        if done == 0:
+            self._started = time.perf_counter()
         if not self._terminal and state.step % self._interval and state.step != self._steps:
             return
-        done = state.step - self._first_step
-        left = (time.perf_counter() - self._started) / done * (self._steps - state.step)
         parts = [f"step {state.step:>{len(str(self._steps))}}/{self._steps}"]
         for name, run in state.runs.items():
             recent = slice(-20, None)
             rate = self._tokens / run.seconds[recent].mean()
             parts.append(f"{name} {run.losses[recent].mean():.3f} ({rate:,.0f} tokens/s)")
-        parts.append(f"{int(left) // 60}:{int(left) % 60:02d} left")
+        if done:
+            left = (time.perf_counter() - self._started) / done * (self._steps - state.step)
+            parts.append(f"{int(left) // 60}:{int(left) % 60:02d} left")
         if self._terminal:
             filled = _BAR * state.step // self._steps
             parts.insert(0, "[" + "#" * filled + "." * (_BAR - filled) + "]")
@@ -218,12 +221,12 @@ def _train_and_report(
         print("no picture will be drawn: matplotlib is not installed (pip install matplotlib)")
     if state.step == config.steps:
         print(f"all steps are done already, see {checkpoint}; --restart trains anew")
-    elif state.step:
-        print(f"continuing after step {state.step}")
-    elif sys.stdout.isatty():
-        print("compiling ...", end="", flush=True)
+    else:
+        if state.step:
+            print(f"continuing after step {state.step}")
+        print("compiling ...", end="" if sys.stdout.isatty() else "\n", flush=True)
 
-    progress = _Progress(config.steps, size.tokens_per_step, state.step)
+    progress = _Progress(config.steps, size.tokens_per_step, state.step + 1)
     saved_at = time.monotonic()
 
     def after_step(state: training.State) -> None:
@@ -235,7 +238,7 @@ def _train_and_report(
 
     with _interrupt_flag() as interrupted:
         finished = training.train(config, corpus, state, stopped=interrupted, after_step=after_step)
-        progress.close()
+        progress.close()  # the line stays
         training.save(checkpoint, config, state)
     if not finished:
         print(f"stopped after step {state.step} of {config.steps}; to continue: {_command()}")

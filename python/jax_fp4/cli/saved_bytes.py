@@ -18,8 +18,7 @@ from jax.extend.core import Literal
 import jax_fp4
 from jax_fp4.cli import transformer
 from jax_fp4.cli.transformer import Size
-
-_RESIDUAL_NAME = "quantization"  # what jax_fp4.dot calls its residuals, for remat policies
+from jax_fp4.product import RESIDUAL_NAME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +38,7 @@ class SavedBytes:
 
 def saved_bytes(size: Size, recipe: jax_fp4.Recipe) -> SavedBytes:
     """The account of a model of this size under ``recipe``."""
-    params = jax.eval_shape(lambda: transformer.initial_params(size, 0)["blocks"])
-    layer = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape[1:], p.dtype), params)
+    layer = jax.eval_shape(lambda: transformer.initial_params(size, 0)["blocks"][0])
     x = jax.ShapeDtypeStruct((size.batch, size.context, size.width), jnp.float32)
 
     def residuals(params: Any, x: jax.Array) -> list[Any]:
@@ -55,7 +53,7 @@ def saved_bytes(size: Size, recipe: jax_fp4.Recipe) -> SavedBytes:
         inputs = [v for v in equation.invars if not isinstance(v, Literal)]
         for variable in equation.outvars:
             depends[variable] = any(depends.get(v, False) for v in inputs)
-            if equation.primitive.name == "name" and equation.params["name"] == _RESIDUAL_NAME:
+            if equation.primitive.name == "name" and equation.params["name"] == RESIDUAL_NAME:
                 named.add(variable)
 
     totals = {"linear_activations": 0, "linear_weights": 0, "other_activations": 0}

@@ -7,8 +7,10 @@
 //      adds k block by k block, and finishes the tile
 //   3. outputs of `wide` rows (gemm_kernels.h) are replaced      in the same task
 //
+// Where one operand has few enough rows for a single tile, no task needs what another one decodes
+// of the other operand: it is then decoded in step 2, k block by k block, and stays in the cache.
 // Operands larger than kSlabBytes of panel are cut into slabs of rows. Products with at most
-// kStreamRows rows on one side go without panels where the level has kernels for that.
+// kFewRows rows on one side go without panels where the level has kernels for that.
 #include "cpu/gemm.h"
 
 #include <algorithm>
@@ -65,7 +67,7 @@ class Scratch {
   i64 bytes_ = 0;
 };
 
-thread_local Scratch left_panel, right_panel, tile_sums;
+thread_local Scratch left_panel, right_panel, task_panel, tile_sums;
 
 const PanelKernels& kernels_of(Level level) {
 #if defined(__x86_64__)
@@ -114,13 +116,14 @@ Epilogue epilogue_of(const GemmProblem& p, i64 entry) {
       p.n};
 }
 
-// A range of groups of one operand, decoded.
+// A range of groups of one operand, and their panel.
 struct Slab {
   const Rows& x;
   RowScales& scales;
   void (*pack)(const Rows&, const i32*, i64, i64, i64, void*);
   i64 element_bytes;
   i64 first = 0, count = 0;  // groups
+  bool direct = false;       // decoded by the task that needs it, never kept
   u8* panel = nullptr;
 
   i64 padded_k() const { return round_up(x.k, kStep); }
@@ -134,11 +137,27 @@ struct Slab {
     return panel + (block * count * kDepth + group * steps(block) * kStep) * kGroup * element_bytes;
   }
 
-  void decode(i64 group) const {
+  void scan(i64 group) const {
     const i64 begin = (first + group) * kGroup;
     for (i64 row = begin; row < std::min(begin + kGroup, x.rows); ++row) scan_row(x, row, scales);
-    for (i64 block = 0; block * kDepth < x.k; ++block)
-      pack(x, scales.base.data(), first + group, block * kDepth, steps(block), at(group, block));
+  }
+
+  void decode_block(i64 group, i64 block, u8* to) const {
+    pack(x, scales.base.data(), first + group, block * kDepth, steps(block), to);
+  }
+
+  void decode(i64 group) const {
+    scan(group);
+    for (i64 block = 0; block * kDepth < x.k; ++block) decode_block(group, block, at(group, block));
+  }
+
+  // One block of groups [group, end), from the panel or decoded now.
+  const u8* block_of(i64 group, i64 end, i64 block) const {
+    if (!direct) return at(group, block);
+    const i64 bytes = steps(block) * kStep * kGroup * element_bytes;
+    u8* to = static_cast<u8*>(task_panel.at_least((end - group) * bytes));
+    for (i64 g = group; g < end; ++g) decode_block(g, block, to + (g - group) * bytes);
+    return to;
   }
 };
 
@@ -166,8 +185,9 @@ void finish_wide(const Epilogue& epilogue, const Scanned& left, const Scanned& r
   }
 }
 
-bool any_wide(const RowScales& scales) {
-  return std::find(scales.wide.begin(), scales.wide.end(), 1) != scales.wide.end();
+bool any_wide(const RowScales& scales, i64 begin, i64 end) {
+  const auto first = scales.wide.begin();
+  return std::find(first + begin, first + end, 1) != first + end;
 }
 
 // The size of parts of `count` groups, about equal and at most `limit`; even, since kernels take
@@ -183,19 +203,24 @@ void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& r
   const auto tiles = [&] {
     return ceil_div(left.count, tile_left) * ceil_div(right.count, tile_right);
   };
-  while (parallel.threads() > 1 && tiles() < 3 * parallel.threads() && tile_left * tile_right > 4) {
-    i64& longer = tile_left > tile_right ? tile_left : tile_right;
+  while (parallel.threads() > 1 && tiles() < 3 * parallel.threads()) {
+    // Only a tile as long as the kept operand decodes nothing of the direct one twice.
+    i64& longer = left.direct || (!right.direct && tile_left > tile_right) ? tile_left : tile_right;
+    if (longer <= 2) break;
     longer = round_up(longer / 2, 2);
   }
   const i64 tiles_left = ceil_div(left.count, tile_left);
-  const bool wide = any_wide(left.scales) || any_wide(right.scales);
 
   parallel.run(tiles(), [&](i64 tile) {
     const i64 l0 = tile % tiles_left * tile_left;
     const i64 r0 = tile / tiles_left * tile_right;
+    const i64 l1 = std::min(l0 + tile_left, left.count);
+    const i64 r1 = std::min(r0 + tile_right, right.count);
     PanelBlock block = {};
-    block.left_groups = std::min(tile_left, left.count - l0);
-    block.right_groups = std::min(tile_right, right.count - r0);
+    block.left_groups = l1 - l0;
+    block.right_groups = r1 - r0;
+    for (i64 group = l0; left.direct && group < l1; ++group) left.scan(group);
+    for (i64 group = r0; right.direct && group < r1; ++group) right.scan(group);
     const i64 tile_floats = kGroup * kGroup;
     block.sums = static_cast<float*>(
         tile_sums.at_least(tile_left * tile_right * tile_floats * static_cast<i64>(sizeof(float))));
@@ -203,8 +228,8 @@ void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& r
       std::fill(block.sums, block.sums + block.left_groups * block.right_groups * tile_floats,
                 0.0f);
     for (i64 depth = 0; depth * kDepth < left.x.k; ++depth) {
-      block.left = left.at(l0, depth);
-      block.right = right.at(r0, depth);
+      block.left = left.block_of(l0, l1, depth);
+      block.right = right.block_of(r0, r1, depth);
       block.steps = left.steps(depth);
       block.first = depth == 0;
       kernels.multiply(block);
@@ -220,7 +245,7 @@ void multiply_slabs(const PanelKernels& kernels, const Slab& left, const Slab& r
           block.sums + group * block.right_groups * tile_floats + (row - row0) % kGroup * kGroup,
           tile_floats);
     }
-    if (wide)
+    if (any_wide(left.scales, row0, row1) || any_wide(right.scales, col0, col1))
       finish_wide(epilogue, {left.x, left.scales}, {right.x, right.scales}, row0, row1, col0, col1);
   });
 }
@@ -238,16 +263,21 @@ void gemm_panels(const PanelKernels& kernels, const Rows& a, const Rows& b, Epil
   set_powers({a, scales_a}, {b, scales_b}, epilogue);
   Slab left{a, scales_a, kernels.pack_left, kernels.element_bytes};
   Slab right{b, scales_b, kernels.pack_right, kernels.element_bytes};
+  right.direct = left.groups() <= kTileLeft;
+  left.direct = !right.direct && right.groups() <= kTileRight;
   const i64 slab_groups = std::max(kTileRight, kSlabBytes / std::max<i64>(left.group_bytes(), 1));
-  for (right.first = 0; right.first < right.groups(); right.first += slab_groups) {
-    right.count = std::min(slab_groups, right.groups() - right.first);
-    right.panel = static_cast<u8*>(right_panel.at_least(right.count * right.group_bytes()));
-    i64 right_pending = right.count;
-    for (left.first = 0; left.first < left.groups(); left.first += slab_groups) {
-      left.count = std::min(slab_groups, left.groups() - left.first);
-      left.panel = static_cast<u8*>(left_panel.at_least(left.count * left.group_bytes()));
+  // Takes the slab that starts at x.first; a direct operand is one slab.
+  const auto take = [&](Slab& x, Scratch& panel) {
+    x.count = x.direct ? x.groups() : std::min(slab_groups, x.groups() - x.first);
+    if (!x.direct) x.panel = static_cast<u8*>(panel.at_least(x.count * x.group_bytes()));
+    return x.direct ? 0 : x.count;  // groups to decode
+  };
+  for (right.first = 0; right.first < right.groups(); right.first += right.count) {
+    i64 right_pending = take(right, right_panel);
+    for (left.first = 0; left.first < left.groups(); left.first += left.count) {
+      i64 left_pending = take(left, left_panel);
       const bool left_kept = right.first > 0 && left.count == left.groups();
-      const i64 left_pending = left_kept ? 0 : left.count;
+      if (left_kept) left_pending = 0;
       parallel.run(left_pending + right_pending, [&](i64 i) {
         i < left_pending ? left.decode(i) : right.decode(i - left_pending);
       });

@@ -71,6 +71,15 @@ void tile_amax(Dtype dtype, const void* x, int64_t pitch, int rows, int64_t cols
   }
 }
 
+// _mm512_reduce_add_epi32 ends in an addition of int, which may not overflow.
+inline uint32_t wrapping_sum(I x) {
+  alignas(64) uint32_t lanes[kLanes];
+  _mm512_store_si512(lanes, x);
+  uint32_t sum = 0;
+  for (const uint32_t lane : lanes) sum += lane;
+  return sum;
+}
+
 // One pass; the sums come from running sums instead of products: after N vectors,
 // behind = sum of (N - 1 - v) * vector v, so sum of v * vector v = (N - 1) * sum - behind.
 struct RunningSum {
@@ -88,8 +97,8 @@ struct RunningSum {
     const I within =
         _mm512_add_epi32(_mm512_mullo_epi32(lane_numbers(), set1(lane_step)), set1(offset));
     const I weighted = _mm512_add_epi32(whole, _mm512_mullo_epi32(sum, within));
-    scan.sum += static_cast<uint32_t>(_mm512_reduce_add_epi32(sum));
-    scan.weighted += static_cast<uint32_t>(_mm512_reduce_add_epi32(weighted));
+    scan.sum += wrapping_sum(sum);
+    scan.weighted += wrapping_sum(weighted);
   }
 };
 

@@ -158,6 +158,23 @@ class Examples {
   std::int64_t rows() const { return x_.dim(2); }
   std::int64_t cols() const { return x_.dim(3); }
 
+  // Groups and tiles of `size` along an axis are whole, except at the end of the logical tensor.
+  void expect_aligned(cpu::Axis axis, std::int64_t size) const {
+    const bool by_cols = axis == cpu::Axis::cols;
+    const std::int64_t length = by_cols ? cols() : rows();
+    const std::int64_t logical = by_cols ? logical_cols_ : logical_rows_;
+    for (std::int64_t v = 0; v < count(); ++v) {
+      const std::int64_t begin = origin_.words()[3 * v + (by_cols ? 2 : 1)];
+      const std::int64_t end = begin + length;
+      if (begin % size != 0 || (end % size != 0 && end != logical)) {
+        throw std::invalid_argument("jax_fp4: x covers " + std::to_string(begin) + " to " +
+                                    std::to_string(end) + " of a logical axis of " +
+                                    std::to_string(logical) + " elements, which cuts a group of " +
+                                    std::to_string(size));
+      }
+    }
+  }
+
   cpu::Input example(std::int64_t v) const {
     const std::uint32_t* origin = origin_.words() + 3 * v;
     const std::int64_t bytes = leads() * rows() * cols() * cpu::dtype_bytes(x_.dtype());
@@ -204,6 +221,7 @@ xf::Error amax(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets re
       prints = array.words();
     }
     results.finish();
+    if (rotate) x.expect_aligned(request.axis, kHadamardSize);
     XlaParallel parallel(pool);
     for (std::int64_t v = 0; v < x.count(); ++v) {
       request.amax = amax + v * x.leads();
@@ -226,6 +244,10 @@ struct CopyArrays {
     const std::int64_t length = by_cols ? x.cols() : x.rows();
     const std::int64_t k = copy.hadamard ? round_up(length, kHadamardSize) : length;
     const std::int64_t blocks = ceil_div(k, copy.format.block);
+    x.expect_aligned(copy.axis, copy.format.block);  // 16 or 32: whole groups of random bytes too
+    if (copy.tiles) {
+      x.expect_aligned(by_cols ? cpu::Axis::rows : cpu::Axis::cols, copy.format.block);
+    }
     if (tensor_max(copy.format, copy.four_over_six) != 0.0f) {
       const Array amax = operands.next("amax");
       amax.expect_shape({x.count(), leads});

@@ -204,8 +204,14 @@ def dot(
     if any(scalars) or a.ndim == 0 or b.ndim == 0:
         resolve(where, recipe)
         _check_precision(where, precision)
+        if key is not None:
+            _check.key_words(where, key)
         scaled = jnp.multiply(a, b)
-        return scaled if preferred_element_type is None else scaled.astype(preferred_element_type)
+        if preferred_element_type is None:
+            return scaled
+        return scaled.astype(
+            _check.float_dtype(where, "preferred_element_type", preferred_element_type)
+        )
     axis = b.ndim - 1 if b.ndim == 1 else b.ndim - 2
     _check_contracted(where, a, b, axis)
     dims = (((a.ndim - 1,), (axis,)), ((), ()))

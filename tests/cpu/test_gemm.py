@@ -121,6 +121,26 @@ def test_scales_of_any_range(
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("element", ["e2m1", "e3m2", "e5m2"])
+@pytest.mark.parametrize("span", [40, 71, 72, 80, 100, 127])
+@pytest.mark.parametrize("m", [2, 18])
+def test_small_blocks_beside_large_ones_are_not_lost(
+    level: str, element: str, span: int, m: int
+) -> None:
+    """A row's range of scales is its own affair: products of its smallest block stay exact.
+
+    Block 0 is large in A and zero in B, block 2 the other way round, so that the sums are those of
+    block 1, which is smaller by 2^-span in both and holds the smallest codes of the format.
+    """
+    a, b = (random_operand(np.random.default_rng(18), mx(element), rows, 96) for rows in (m, 17))
+    a.scales[:], b.scales[:] = [200, 200 - span, 200], [200, 200 - span, 200]
+    a.codes[..., 64:] = b.codes[..., :32] = 0
+    a.codes[..., 32:64] = b.codes[..., 32:64] = 1
+    expected = np.full((1, m, 17), 32 * (tables.VALUES[element][1] * 2.0 ** (73 - span)) ** 2)
+    np.testing.assert_array_equal(gemm(a, b, level=level), expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_ue4m3_byte(level: str) -> None:
     """Subnormal scales, zero scales, the largest one; bit 7 is ignored."""
     rng = np.random.default_rng(3)
@@ -365,8 +385,8 @@ def test_scale_padding_never_reaches_output(
 
 def test_operands_larger_than_a_slab() -> None:
     """Rows whose panels exceed the driver's limit are decoded slab by slab."""
-    # 16 rows of f32 panel are 4 MiB at this k, so that 256 rows fill a slab.
-    m, n, k, distinct = 259, 273, 1 << 16, 7
+    # 16 rows of f32 panel are 2 MiB at this k, so that 512 rows fill a slab.
+    m, n, k, distinct = 523, 530, 1 << 15, 7
     rng = np.random.default_rng(14)
     a, b = (random_operand(rng, NVFP4, distinct, k) for _ in range(2))
     limits = interval(a, b)

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_fp4 as fp4
 import numpy as np
 import pytest
+
+import jax_fp4 as fp4
 from jax_fp4 import _native
+from oracles import gemm, quantizer, tables
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "golden.npz")
 VARIANTS = sorted({key.rsplit("/", 1)[0] for key in GOLDEN.files if key.count("/") == 3})
@@ -87,6 +89,31 @@ def test_quantize_gives_the_golden_bytes(case: str, jit: bool, level: str) -> No
     if f"{case}/amax" in GOLDEN.files:
         expected = np.float32(GOLDEN[f"{case}/amax"])
         assert np.asarray(q.amax).view(np.uint32) == expected.view(np.uint32)
+
+
+@pytest.mark.parametrize("out", ["f32", "bf16"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_scaled_matmul_gives_the_golden_product(out: str, jit: bool, level: str) -> None:
+    """Every element within the bound derived from the exact sum, as the golden one is."""
+    names = ("normal", "lognormal")
+    x, w = (GOLDEN[f"{name}/f32/x"] for name in names)
+    golden = GOLDEN[f"gemm/normal_x_lognormal_{out}/y"]
+    golden = tables.bf16_to_f32(golden) if out == "bf16" else golden
+    a, b = (quantizer.quantize(v, "NVFP4") for v in (x, w))
+    exact = gemm.exact_product(a.values(), b.values())
+    alpha = float(np.float32(a.global_scale) * np.float32(b.global_scale))
+    once = gemm.round_to(out, np.float32(alpha) * exact.rounded_to_f32())
+    np.testing.assert_array_equal(golden, once)
+
+    def product(x: jax.Array, w: jax.Array) -> jax.Array:
+        dtype = jnp.float32 if out == "f32" else jnp.bfloat16
+        return fp4.scaled_matmul(fp4.quantize(x), fp4.quantize(w), out_dtype=dtype)
+
+    got = np.asarray((jax.jit(product) if jit else product)(jnp.asarray(x), jnp.asarray(w)))
+    got = tables.bf16_to_f32(got.view(np.uint16)) if out == "bf16" else got
+    if level != "model":  # tensor cores truncate; tests/cpu holds that level to their model
+        gemm.output_interval(exact, alpha=alpha, out=out).require(got)
+    np.testing.assert_allclose(got, golden, rtol=2**-8 if out == "bf16" else 1e-5, atol=1e-3)
 
 
 def test_every_golden_array_is_compared() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_fp4 as fp4
 import numpy as np
 import pytest
+
+import jax_fp4 as fp4
 from oracles import pack, quantizer, tables
 from support.jax_reference import (
     DTYPES,

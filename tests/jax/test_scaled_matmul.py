@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_fp4 as fp4
 import numpy as np
 import pytest
+
+import jax_fp4 as fp4
 from oracles import gemm, quantizer
 from support.jax_reference import DTYPES, SHORT, encode, gaussian, quantize_leads, same_bytes, widen
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_fp4 as fp4
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import jax_fp4 as fp4
 from support.jax_reference import gaussian, same_bytes
 
 X, W = gaussian(1, (32, 48), "bfloat16"), gaussian(2, (48, 24))

@@ -19,9 +19,10 @@ from typing import Any
 import jax
 import jax.extend
 import jax.numpy as jnp
-import jax_fp4 as fp4
 import numpy as np
 import pytest
+
+import jax_fp4 as fp4
 from oracles import quantizer
 from support.jax_reference import assert_bytes, expect_f32, gaussian, same_bytes, widen
 
@@ -184,13 +185,18 @@ def test_vmap_of_gradients_is_a_loop(in_axes: tuple[int | None, ...]) -> None:
 
 
 def test_vmap_along_other_axes_and_nested() -> None:
-    """in_axes 1 and 2 and out_axes; an outer vmap over an inner one; a key for each example."""
-    xs, ws, vs = stack(2, X, W, V)
-    wanted = loop(gradients, xs, ws, vs)
-    moved = [jnp.moveaxis(xs, 0, 1), jnp.moveaxis(ws, 0, 2), vs]
-    same_bytes(jax.vmap(gradients, (1, 2, 0))(*moved), wanted)
-    nested = jax.vmap(jax.vmap(gradients, (0, None, 0)), (None, 0, None))(xs, ws, vs)
-    same_bytes(jax.tree.map(lambda v: jnp.stack([v[0, 0], v[1, 1]]), nested), wanted)
+    """in_axes 1 and 2; an outer vmap over an inner one; a key for each example."""
+    xs, ws = stack(2, X, W)
+
+    def single(x: Any, w: Any) -> Any:
+        y, back = jax.vjp(fp4.dot, x, w)
+        return y, *back(y)
+
+    moved = [jnp.moveaxis(xs, 0, 1), jnp.moveaxis(ws, 0, 2)]
+    same_bytes(jax.vmap(single, (1, 2))(*moved), loop(single, xs, ws))
+    nested = jax.jit(jax.vmap(jax.vmap(single, (0, None)), (None, 0)))(xs, ws)
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        same_bytes(jax.tree.map(lambda v, i=i, j=j: v[i, j], nested), single(xs[j], ws[i]))
     keys = jax.random.split(jax.random.key(0), 2)
 
     def keyed(x: Any, key: Any) -> Any:
@@ -352,7 +358,7 @@ def test_exported_programs_come_back() -> None:
     same_bytes(restored.call(X, W, V), jax.jit(gradients)(X, W, V))
     q = fp4.quantize(X)
     exported = jax.export.export(
-        jax.jit(lambda *l: fp4.dequantize(jax.tree.unflatten(jax.tree.structure(q), l))),
+        jax.jit(lambda *leaves: fp4.dequantize(jax.tree.unflatten(jax.tree.structure(q), leaves))),
         disabled_checks=CHECKS,
     )(*jax.tree.leaves(q))
     same_bytes(

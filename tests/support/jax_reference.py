@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_fp4 as fp4
 import numpy as np
+
+import jax_fp4 as fp4
 from oracles import gemm, pack, quantizer, tables
 
 DTYPES = ("float32", "bfloat16", "float16")

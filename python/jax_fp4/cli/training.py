@@ -142,6 +142,17 @@ def train_step(
     return *_adamw(params, moments, gradients, step, rate), loss
 
 
+@functools.cache
+def _compiled_step(size: Size, steps: int, recipe: jax_fp4.Recipe) -> Any:
+    """`train_step`, compiled; it reuses the memory of params and moments."""
+    params = jax.eval_shape(functools.partial(transformer.initial_params, size, 0))
+    step = functools.partial(train_step, size=size, steps=steps, recipe=recipe)
+    tokens = jax.ShapeDtypeStruct((size.batch, size.context + 1), jnp.uint8)
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    traced = jax.jit(step, donate_argnums=(0, 1)).lower(params, (params, params), tokens, number)
+    return traced.compile()
+
+
 def initial_state(config: Config) -> State:
     """Every recipe with the same weights."""
     runs = {}
@@ -173,31 +184,18 @@ def train(
         Whether the end was reached.
     """
     size = transformer.SIZES[config.size]
-    length = size.context + 1
     step_functions = {}
     for name, run in state.runs.items():
         if state.step == config.steps or stopped():
             break
-        step_function = functools.partial(
-            train_step, size=size, steps=config.steps, recipe=jax_fp4.RECIPES[name]
-        )
         started = time.perf_counter()
-        step_functions[name] = (
-            jax.jit(step_function, donate_argnums=(0, 1))
-            .lower(
-                run.params,
-                run.moments,
-                jax.ShapeDtypeStruct((size.batch, length), jnp.uint8),
-                jax.ShapeDtypeStruct((), jnp.float32),
-            )
-            .compile()
-        )
+        step_functions[name] = _compiled_step(size, config.steps, jax_fp4.RECIPES[name])
         run.compile_seconds += time.perf_counter() - started
 
     while state.step < config.steps:
         if stopped():
             return False
-        tokens = corpus.batch(config.seed, state.step, size.batch, length)
+        tokens = corpus.batch(config.seed, state.step, size.batch, size.context + 1)
         for name, run in state.runs.items():
             started = time.perf_counter()
             run.params, run.moments, loss = step_functions[name](
@@ -214,11 +212,14 @@ def train(
     return True
 
 
+_validation_step = jax.jit(transformer.loss, static_argnames=("size", "recipe"))
+
+
 def _validation_loss(params: Params, corpus: Corpus, size: Size, recipe: jax_fp4.Recipe) -> float:
     """The loss on held-out text, under the recipe that the model was trained with."""
-    loss = jax.jit(functools.partial(transformer.loss, size=size, recipe=recipe))
     batches = corpus.validation_batches(_VALIDATION_BATCHES, size.batch, size.context + 1)
-    return float(np.mean([float(loss(params, tokens)) for tokens in batches]))
+    losses = [float(_validation_step(params, tokens, size, recipe)) for tokens in batches]
+    return float(np.mean(losses))
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def load(path: Path, config: Config) -> State | None:
     way_out = "name another folder with --out, or start anew with --restart"
     state = initial_state(config)
     try:
-        with np.load(path) as arrays:
+        with open(path, "rb") as file, np.load(file) as arrays:
             header = json.loads(str(arrays[_CONFIG_ENTRY]))
             _check_same(path, header, config, way_out)
             for name, run in state.runs.items():
@@ -285,7 +286,9 @@ def load(path: Path, config: Config) -> State | None:
                 validation = float(arrays[f"{name}/validation"])
                 run.validation = None if np.isnan(validation) else validation
             state.step, state.resumed_at = header["step"], header["resumed_at"]
-    except (OSError, KeyError, EOFError, zipfile.BadZipFile, json.JSONDecodeError) as error:
+    except TrainingError:
+        raise
+    except (OSError, KeyError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise TrainingError(f"{path} is no checkpoint of this demo ({error}); {way_out}") from None
     return state
 

@@ -1,0 +1,73 @@
+// Races on shared memory, by vector clocks.
+//
+// An agent is a warp of a cluster; its own clock counts its releases. An access (agent, clock) happens
+// before another one if the other's agent has, through barriers and the like, seen that clock. Each
+// byte of shared memory remembers its last write and the reads since (one epoch, or a vector of clocks
+// where several agents have read it): Flanagan and Freund, "FastTrack" (PLDI 2009).
+//
+// Lanes of one warp count as one agent: races inside a warp are not looked for.
+#pragma once
+
+#include <vector>
+
+#include "numerics/base.h"
+
+namespace jax_fp4::sim {
+
+using VectorClock = std::vector<u32>;
+
+inline void join(VectorClock& into, const VectorClock& from) {
+  if (into.size() < from.size()) into.resize(from.size(), 0);
+  for (std::size_t i = 0; i < from.size(); ++i)
+    if (from[i] > into[i]) into[i] = from[i];
+}
+
+// agent << 20 | clock; 0: never. The agents of a cluster are at most 16 * 32.
+using Epoch = u32;
+inline constexpr u32 kClockBits = 20;
+inline constexpr u32 kMaxClock = (1u << kClockBits) - 1;
+inline Epoch make_epoch(u32 agent, u32 clock) {
+  return agent << kClockBits | (clock < kMaxClock ? clock : kMaxClock);
+}
+inline u32 agent_of(Epoch epoch) { return epoch >> kClockBits; }
+inline bool happened_before(Epoch epoch, const VectorClock& now) {
+  return epoch == 0 || (epoch & kMaxClock) <= now[epoch >> kClockBits];
+}
+
+inline constexpr u32 kAtomicAccess = 1u << 31;  // in a program counter: the access was atomic
+inline constexpr Epoch kSharedReads = ~0u;      // `read` of a byte that several agents have read
+
+struct ByteHistory {
+  Epoch write = 0;
+  u32 write_pc = 0;
+  Epoch read = 0;
+  u32 read_pc = 0;  // where read == kSharedReads: number of a ReadSet
+};
+
+// The reads of a byte by several agents.
+struct ReadSet {
+  std::vector<Epoch> reads;
+  std::vector<u32> pcs;
+};
+
+struct RaceConflict {
+  bool found = false;
+  bool earlier_is_write = false;
+  Epoch earlier = 0;
+  u32 pc = 0;
+};
+
+class RaceChecker {
+ public:
+  explicit RaceChecker(u64 bytes) : history_(bytes) {}
+
+  // Each records an access of agent (its clocks: `now`) and returns what it races with.
+  RaceConflict read(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc, bool atomic);
+  RaceConflict write(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc, bool atomic);
+
+ private:
+  std::vector<ByteHistory> history_;
+  std::vector<ReadSet> sets_;
+};
+
+}  // namespace jax_fp4::sim

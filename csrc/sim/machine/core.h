@@ -1,0 +1,271 @@
+// The running machine: launch, clusters, CTAs, warps and the groups of lanes that share a PC.
+//
+//   Launch    one grid: its program, memories, scheduler, counters
+//   Cluster   CTAs that are resident together and see each other's shared memory
+//   Cta       shared arena, named barriers, warps
+//   Warp      32 lanes: registers (structure of arrays), local memory, fragments
+//   Fragment  lanes at one PC with one call stack; a warp that has not diverged has one
+//
+// Divergence: a branch splits a fragment. The fragment whose PC comes first in Program::order runs; in
+// that order a block's immediate post-dominator comes after everything that leads to it, so diverged
+// lanes meet there and are merged (thread frontiers: Diamos et al., MICRO 2011). That is a preference
+// and no promise: a fragment that has run long while others wait must let them run, so that lanes may
+// spin on each other.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "sim/checks/race.h"
+#include "sim/machine/memory.h"
+
+namespace jax_fp4::sim {
+
+// Lanes of registers; the compiler must not assume that differently typed lanes are apart.
+using Lane32 [[gnu::may_alias]] = u32;
+using Lane64 [[gnu::may_alias]] = u64;
+
+enum class FaultKind : u8 {
+  uninitialized_register, uninitialized_memory, out_of_bounds, misaligned, read_only, divergence,
+  deadlock, timeout, race, barrier, trap, call, argument, mbarrier,
+};
+std::string_view name_of_fault(FaultKind kind);
+
+// Ends a launch; `what()` is the whole report.
+class Fault : public std::runtime_error {
+ public:
+  Fault(FaultKind kind, u32 line, const std::string& text)
+      : std::runtime_error(text), kind(kind), line(line) {}
+  FaultKind kind;
+  u32 line;
+};
+
+enum class FragmentState : u8 {
+  ready,
+  converging,  // at a convergent instruction, until the other lanes it names arrive
+  blocked,     // until a barrier completes
+};
+
+struct Fragment {
+  u32 pc = 0;
+  u32 mask = 0;
+  FragmentState state = FragmentState::ready;
+  u32 needed = 0;   // converging: the lanes that must come together
+  std::string_view waits_for;
+  std::vector<u32> stack;  // call sites, outermost first
+};
+
+struct Cta;
+struct Cluster;
+struct Launch;
+
+struct Warp {
+  Launch* launch = nullptr;
+  Cta* cta = nullptr;
+  u32 id = 0;      // in the CTA
+  u32 agent = 0;   // in the cluster, for races
+  u32 number = 0;  // in the launch, for the trace
+  u32 live = 0;    // lanes that have not exited
+  u32 carry = 0;   // the condition code of add.cc and its like
+  u32* registers = nullptr;
+  const u32* constants = nullptr;
+  u32* written = nullptr;  // by block: lanes that hold a value
+  std::vector<u32> predicates, predicates_written;
+  std::vector<u32> storage;
+  std::vector<u8> local;          // lane after lane, Program::local_bytes each
+  std::vector<u8> local_written;
+  VectorClock clock;
+  std::vector<Fragment> fragments;
+  u32 current = 0;
+  u32 patience = 0;  // leaders until another fragment gets its turn
+  u32 forced = 0;    // leaders that the current fragment may still run out of order
+  bool yield = false;
+  bool queued = false;
+  bool finished = false;
+
+  Fragment& fragment() { return fragments[current]; }
+  const Lane32* in(u32 slot) const {
+    const u32* base = (slot & kConstant) ? constants : registers;
+    return reinterpret_cast<const Lane32*>(base + static_cast<std::size_t>(slot & ~kConstant) * kLanes);
+  }
+  const Lane64* in64(u32 slot) const { return reinterpret_cast<const Lane64*>(in(slot)); }
+  Lane32* out(u32 slot) {
+    return reinterpret_cast<Lane32*>(registers + static_cast<std::size_t>(slot) * kLanes);
+  }
+  Lane64* out64(u32 slot) { return reinterpret_cast<Lane64*>(out(slot)); }
+  // A predicate source, with its negation applied.
+  u32 predicate(u32 slot) const {
+    const u32 value = predicates[slot & ~kNegated];
+    return (slot & kNegated) ? ~value : value;
+  }
+  void set_predicate(u32 slot, u32 mask, u32 values) {
+    if (slot == kNoSlot) return;
+    predicates[slot] = (predicates[slot] & ~mask) | (values & mask);
+  }
+
+  // Runs up to `budget` instructions; returns how many. Ends early when all lanes wait or have exited.
+  u64 run(u64 budget);
+
+  // For handlers. The lanes in `mask` continue at `target`, the others of the fragment after it.
+  void branch(u32 mask, u32 target);
+  Fragment& split(u32 mask);
+  void exit_lanes(u32 mask);
+  // Whether the lanes of `needed` that are alive execute this instruction together. If not, the
+  // fragment waits for them and the handler must return at once.
+  bool converged(const Code& c, u32 mask, u32 needed);
+  // For `.aligned` instructions: all live lanes of the warp.
+  bool converged(const Code& c, u32 mask) { return converged(c, mask, kAllLanes); }
+  void block(std::string_view what);
+  void wake(Fragment& f);
+  // Later accesses of this warp are told from earlier ones: after each release.
+  void advance_clock() { ++clock[agent]; }
+
+  [[noreturn]] void fault(const Code& c, int lane, FaultKind kind, const std::string& message);
+  std::string where(const Code& c, int lane) const;
+
+ private:
+  bool select();
+  bool merge();
+  u32 first_in_order() const;
+  bool precedes(const Fragment& a, const Fragment& b) const;
+  void check_registers(const Code& c, u32 mask);
+};
+
+// What a fragment that waits at a barrier gets when it completes.
+struct BarrierWaiter {
+  Warp* warp;
+  u32 mask;
+  const Code* code;  // of bar.red: where the result goes
+};
+
+struct NamedBarrier {
+  u32 expected = 0;  // threads; 0: all of the CTA
+  u32 arrived = 0;
+  u32 line = 0;      // of the first arrival
+  u32 any = 0, all = 1, count = 0;  // bar.red
+  VectorClock clock;
+  std::vector<BarrierWaiter> waiters;
+};
+
+inline constexpr int kNamedBarriers = 16;
+
+struct Cta {
+  Launch* launch = nullptr;
+  Cluster* cluster = nullptr;
+  u32 rank = 0;
+  u32 index[3] = {0, 0, 0};  // %ctaid
+  u32 sm = 0;
+  std::vector<u8> shared, shared_written;
+  std::unique_ptr<RaceChecker> races;
+  std::vector<std::unique_ptr<Warp>> warps;
+  NamedBarrier barriers[kNamedBarriers];
+  u32 threads = 0;
+  u32 exited = 0;
+
+  void complete_barriers();
+  bool complete(NamedBarrier& barrier);
+};
+
+struct ClusterBarrier {
+  u32 arrived = 0;
+  u32 phase = 0;
+  VectorClock clock;
+  std::vector<Warp*> waiters;
+};
+
+struct Cluster {
+  u32 index[3] = {0, 0, 0};
+  std::vector<std::unique_ptr<Cta>> ctas;
+  u32 live_ctas = 0;
+  u32 threads = 0;
+  u32 exited = 0;
+  ClusterBarrier barrier;
+  // Clocks released through memory: by strong and atomic accesses, keyed by address.
+  std::unordered_map<u64, VectorClock> released;
+  void complete_barrier();
+};
+
+struct Dim3 {
+  u32 x = 1, y = 1, z = 1;
+  u64 count() const { return u64{x} * y * z; }
+};
+
+struct Checks {
+  bool races = true;
+  bool uninitialized = true;
+};
+
+struct LaunchSpec {
+  Dim3 grid, block, cluster;
+  u32 dynamic_shared = 0;
+  std::vector<u8> parameters;
+  u64 seed = 0;
+  u64 max_instructions = u64{1} << 33;
+  u32 resident_clusters = 4;
+  u32 sms = 4;
+  u32 shared_limit = 232448;  // bytes a CTA may use; compute capability 10.0
+  Checks checks;
+};
+
+struct Launch {
+  const Program* program = nullptr;
+  LaunchSpec spec;
+  GlobalMemory* global = nullptr;
+  Buffer* constant = nullptr;
+  std::mt19937_64 random;
+  std::vector<std::unique_ptr<Cluster>> resident;
+  std::vector<Warp*> runnable;
+  std::vector<u64> counts;          // by instruction of the program: warps
+  std::vector<u64> lane_counts;     // lanes
+  u64 bytes_read[8] = {}, bytes_written[8] = {};  // by Space
+  u64 instructions = 0;
+  u64 trace = 0xCBF2'9CE4'8422'2325;  // FNV-1a over what ran when
+  std::vector<std::string> warnings;
+  std::set<std::pair<u64, u64>> warned;
+  u64 next_cluster = 0;
+  u32 warps_started = 0;
+
+  void run();
+  void enqueue(Warp* warp);
+  void warn(u64 key_a, u64 key_b, const std::function<std::string()>& text);
+  u32 shared_bytes() const;  // of a CTA, without the reserved part
+  std::string kernel_line(u32 line) const;
+
+ private:
+  void start_clusters();
+  void retire();
+  [[noreturn]] void report_deadlock();
+};
+
+std::string describe_lanes(u32 mask);
+// Fills the registers of %tid and its like.
+void fill_specials(Warp& warp);
+u64 special_value(const Warp& warp, Special special, int lane);
+
+// ---- Memory accesses (machine/access.cc)
+
+enum class AccessKind : u8 { read, write, atomic, strong_read, strong_write };
+
+// The bytes [address, address + bytes) of a space, checked: mapped, aligned, initialised (reads),
+// writable, free of races. The space may be generic. `value`: of a plain write, what will be stored.
+u8* access(Warp& warp, const Code& c, int lane, Space space, u64 address, u32 bytes,
+           AccessKind kind, const void* value = nullptr);
+// Splits a generic address; `address` becomes that of the space.
+Space resolve_generic(u64& address);
+// Orders this warp after and before others that use the same address to synchronise.
+void synchronize_through(Warp& warp, u64 address, bool acquire, bool release);
+// Address of operand `n` (its register in c.src[slot], or none), for one lane.
+inline u64 address_of(const Warp& warp, const Code& c, int lane, u32 slot, int n) {
+  u64 base = 0;
+  if (slot != kNoSlot)
+    base = (c.address_bits >> n & 1) ? warp.in64(slot)[lane] : warp.in(slot)[lane];
+  return base + static_cast<u64>(c.offset[n]);
+}
+
+}  // namespace jax_fp4::sim

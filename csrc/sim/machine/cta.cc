@@ -1,0 +1,57 @@
+// Named barriers of a CTA and the barrier of a cluster.
+#include <algorithm>
+
+#include "sim/machine/core.h"
+
+namespace jax_fp4::sim {
+
+// Completes the barrier if everybody it waits for has arrived. Lanes that have exited count as
+// arrived where the barrier is for the whole CTA.
+bool Cta::complete(NamedBarrier& barrier) {
+  if (barrier.arrived == 0) return false;
+  const bool whole = barrier.expected == 0;
+  if (whole ? barrier.arrived + exited < threads : barrier.arrived < barrier.expected) return false;
+  std::vector<BarrierWaiter> waiters = std::move(barrier.waiters);
+  const u32 number = static_cast<u32>(&barrier - barriers);
+  for (const BarrierWaiter& waiter : waiters) {
+    Warp& warp = *waiter.warp;
+    join(warp.clock, barrier.clock);
+    warp.advance_clock();
+    if (waiter.code) {
+      const Code& c = *waiter.code;
+      if (c.variant == 0) {
+        Lane32* d = warp.out(c.dst[0]);
+        for (int lane = 0; lane < kLanes; ++lane)
+          if (waiter.mask >> lane & 1) d[lane] = barrier.count;
+      } else {
+        warp.set_predicate(c.dst[0], waiter.mask,
+                           (c.variant == 1 ? barrier.all : barrier.any) ? kAllLanes : 0);
+      }
+    }
+    for (Fragment& f : warp.fragments)
+      if (f.state == FragmentState::blocked && f.needed == number && (f.mask & waiter.mask) != 0 &&
+          f.waits_for == "a named barrier")
+        warp.wake(f);
+  }
+  barrier = NamedBarrier{};
+  return true;
+}
+
+void Cta::complete_barriers() {
+  for (NamedBarrier& barrier : barriers) complete(barrier);
+}
+
+void Cluster::complete_barrier() {
+  if (barrier.arrived == 0 || barrier.arrived + exited < threads) return;
+  barrier.arrived = 0;
+  ++barrier.phase;
+  for (Warp* warp : barrier.waiters) {
+    join(warp->clock, barrier.clock);
+    warp->advance_clock();
+    for (Fragment& f : warp->fragments)
+      if (f.state == FragmentState::blocked && f.waits_for == "the cluster barrier") warp->wake(f);
+  }
+  barrier.waiters.clear();
+}
+
+}  // namespace jax_fp4::sim

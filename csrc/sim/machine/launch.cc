@@ -1,0 +1,262 @@
+// A launch from the first CTA to the last: residency, the seeded scheduler, the deadlock report.
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "sim/machine/core.h"
+#include "sim/ptx/lexer.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+// A warp's turn is between 1 and this many instructions.
+constexpr u64 kLongestTurn = 128;
+
+void unpack(u64 linear, const Dim3& size, u32 (&index)[3]) {
+  index[0] = static_cast<u32>(linear % size.x);
+  index[1] = static_cast<u32>(linear / size.x % size.y);
+  index[2] = static_cast<u32>(linear / size.x / size.y);
+}
+
+}  // namespace
+
+std::string_view name_of_fault(FaultKind kind) {
+  constexpr std::string_view kNames[] = {
+      "uninitialized-register", "uninitialized-memory", "out-of-bounds", "misaligned", "read-only",
+      "divergence", "deadlock", "timeout", "race", "barrier", "trap", "call", "argument", "mbarrier"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string Launch::kernel_line(u32 line) const {
+  return "PTX line " + std::to_string(line) + ": " +
+         std::string(line_text(program->module->source, line));
+}
+
+u32 Launch::shared_bytes() const {
+  return static_cast<u32>(round_up(program->static_shared_bytes, program->dynamic_shared_align)) +
+         spec.dynamic_shared;
+}
+
+void Launch::warn(u64 key_a, u64 key_b, const std::function<std::string()>& text) {
+  if (warnings.size() < 100 && warned.insert({key_a, key_b}).second) warnings.push_back(text());
+}
+
+void Launch::enqueue(Warp* warp) {
+  if (warp->queued || warp->finished) return;
+  warp->queued = true;
+  runnable.push_back(warp);
+}
+
+u64 special_value(const Warp& warp, Special special, int lane) {
+  const LaunchSpec& spec = warp.launch->spec;
+  const Cta& cta = *warp.cta;
+  const u32 thread = warp.id * kLanes + static_cast<u32>(lane);
+  const Dim3 &block = spec.block, &grid = spec.grid, &cluster = spec.cluster;
+  const u32 bit = 1u << lane;
+  switch (special) {
+    case Special::tid_x: return thread % block.x;
+    case Special::tid_y: return thread / block.x % block.y;
+    case Special::tid_z: return thread / block.x / block.y;
+    case Special::ntid_x: return block.x;
+    case Special::ntid_y: return block.y;
+    case Special::ntid_z: return block.z;
+    case Special::ctaid_x: return cta.index[0];
+    case Special::ctaid_y: return cta.index[1];
+    case Special::ctaid_z: return cta.index[2];
+    case Special::nctaid_x: return grid.x;
+    case Special::nctaid_y: return grid.y;
+    case Special::nctaid_z: return grid.z;
+    case Special::laneid: return static_cast<u64>(lane);
+    case Special::warpid: return warp.id;
+    case Special::nwarpid: return 64;
+    case Special::smid: return cta.sm;
+    case Special::nsmid: return spec.sms;
+    case Special::gridid: return 1;
+    case Special::clusterid_x: return cta.cluster->index[0];
+    case Special::clusterid_y: return cta.cluster->index[1];
+    case Special::clusterid_z: return cta.cluster->index[2];
+    case Special::nclusterid_x: return grid.x / cluster.x;
+    case Special::nclusterid_y: return grid.y / cluster.y;
+    case Special::nclusterid_z: return grid.z / cluster.z;
+    case Special::cluster_ctaid_x: return cta.index[0] % cluster.x;
+    case Special::cluster_ctaid_y: return cta.index[1] % cluster.y;
+    case Special::cluster_ctaid_z: return cta.index[2] % cluster.z;
+    case Special::cluster_nctaid_x: return cluster.x;
+    case Special::cluster_nctaid_y: return cluster.y;
+    case Special::cluster_nctaid_z: return cluster.z;
+    case Special::cluster_ctarank: return cta.rank;
+    case Special::cluster_nctarank: return cluster.count();
+    case Special::lanemask_eq: return bit;
+    case Special::lanemask_le: return bit | (bit - 1);
+    case Special::lanemask_lt: return bit - 1;
+    case Special::lanemask_ge: return ~(bit - 1);
+    case Special::lanemask_gt: return ~(bit | (bit - 1));
+    case Special::dynamic_smem_size: return spec.dynamic_shared;
+    case Special::total_smem_size:
+    case Special::aggr_smem_size: return warp.launch->shared_bytes();
+    case Special::is_explicit_cluster: return cluster.count() > 1;
+    // One instruction of any warp is one tick.
+    case Special::clock:
+    case Special::globaltimer_lo: return static_cast<u32>(warp.launch->instructions);
+    case Special::clock_hi:
+    case Special::globaltimer_hi: return warp.launch->instructions >> 32;
+    case Special::clock64:
+    case Special::globaltimer: return warp.launch->instructions;
+    case Special::shared_address: return u64{cta.rank} << kRankShift;
+  }
+  return 0;
+}
+
+void fill_specials(Warp& warp) {
+  for (const SpecialUse& use : warp.launch->program->specials) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const u64 value = special_value(warp, use.special, lane) + use.value;
+      if (use.wide) {
+        warp.out64(use.slot)[lane] = value;
+      } else {
+        warp.out(use.slot)[lane] = static_cast<u32>(value);
+      }
+    }
+    warp.written[use.slot] = kAllLanes;
+  }
+}
+
+void Launch::start_clusters() {
+  const Dim3 clusters{spec.grid.x / spec.cluster.x, spec.grid.y / spec.cluster.y,
+                      spec.grid.z / spec.cluster.z};
+  while (resident.size() < spec.resident_clusters && next_cluster < clusters.count()) {
+    auto cluster = std::make_unique<Cluster>();
+    unpack(next_cluster++, clusters, cluster->index);
+    const u32 threads = static_cast<u32>(spec.block.count());
+    const u32 warps = (threads + kLanes - 1) / kLanes;
+    const u32 ctas = static_cast<u32>(spec.cluster.count());
+    cluster->live_ctas = ctas;
+    cluster->threads = threads * ctas;
+    for (u32 rank = 0; rank < ctas; ++rank) {
+      auto cta = std::make_unique<Cta>();
+      cta->launch = this;
+      cta->cluster = cluster.get();
+      cta->rank = rank;
+      u32 inside[3];
+      unpack(rank, spec.cluster, inside);
+      const u32 size[3] = {spec.cluster.x, spec.cluster.y, spec.cluster.z};
+      for (int d = 0; d < 3; ++d) cta->index[d] = cluster->index[d] * size[d] + inside[d];
+      cta->sm = static_cast<u32>(random() % spec.sms);
+      cta->threads = threads;
+      cta->shared.assign(shared_bytes(), 0xCC);
+      cta->shared_written.assign(shared_bytes(), 0);
+      if (spec.checks.races && warps * ctas > 1 && shared_bytes() > 0)
+        cta->races = std::make_unique<RaceChecker>(shared_bytes());
+      for (u32 w = 0; w < warps; ++w) {
+        auto warp = std::make_unique<Warp>();
+        warp->launch = this;
+        warp->cta = cta.get();
+        warp->id = w;
+        warp->agent = rank * warps + w;
+        warp->number = warps_started++;
+        const u32 lanes = std::min<u32>(kLanes, threads - w * kLanes);
+        warp->live = lanes == kLanes ? kAllLanes : (1u << lanes) - 1;
+        warp->storage.assign((std::size_t{program->blocks} + 1) * (kLanes + 1) + kLanes, 0);
+        // Registers first, aligned to 64 bytes for the vector units; then the masks.
+        const auto start = reinterpret_cast<std::uintptr_t>(warp->storage.data());
+        warp->registers = reinterpret_cast<u32*>((start + 63) & ~std::uintptr_t{63});
+        warp->written = warp->registers + std::size_t{program->blocks} * kLanes;
+        warp->constants = program->constants.data();
+        warp->predicates.assign(program->predicates + 1, 0);
+        warp->predicates_written.assign(program->predicates + 1, 0);
+        warp->local.assign(std::size_t{program->local_bytes} * kLanes, 0xCC);
+        warp->local_written.assign(std::size_t{program->local_bytes} * kLanes, 0);
+        warp->clock.assign(std::size_t{warps} * ctas, 0);
+        warp->clock[warp->agent] = 1;
+        warp->fragments.reserve(kLanes + 1);
+        Fragment all;
+        all.mask = warp->live;
+        warp->fragments.push_back(all);
+        fill_specials(*warp);
+        enqueue(warp.get());
+        cta->warps.push_back(std::move(warp));
+      }
+      cluster->ctas.push_back(std::move(cta));
+    }
+    resident.push_back(std::move(cluster));
+  }
+}
+
+void Launch::retire() {
+  std::erase_if(resident, [](const std::unique_ptr<Cluster>& cluster) {
+    return cluster->exited == cluster->threads;
+  });
+  start_clusters();
+}
+
+void Launch::report_deadlock() {
+  std::string text = "deadlock: no warp can go on";
+  u32 line = 0;
+  bool diverged = false;
+  for (const auto& cluster : resident) {
+    for (const auto& cta : cluster->ctas) {
+      for (const auto& warp : cta->warps) {
+        for (const Fragment& f : warp->fragments) {
+          if (f.mask == 0) continue;
+          const bool converging = f.state == FragmentState::converging;
+          diverged |= converging;
+          const u32 at = program->code[converging ? f.pc : f.pc - 1].line;
+          if (line == 0) line = at;
+          text += "\n  CTA (" + std::to_string(cta->index[0]) + "," +
+                  std::to_string(cta->index[1]) + "," + std::to_string(cta->index[2]) + ") warp " +
+                  std::to_string(warp->id) + ", " + describe_lanes(f.mask) + ": waits for " +
+                  std::string(f.waits_for);
+          if (!converging && f.waits_for == "a named barrier") {
+            const NamedBarrier& barrier = cta->barriers[f.needed];
+            text += " (number " + std::to_string(f.needed) + ": " +
+                    std::to_string(barrier.arrived) + " threads of " +
+                    std::to_string(barrier.expected ? barrier.expected : cta->threads) +
+                    " have arrived)";
+          }
+          text += " at " + kernel_line(at);
+        }
+      }
+    }
+  }
+  throw Fault(diverged ? FaultKind::divergence : FaultKind::deadlock, line,
+              text + "\n  in kernel '" + program->entry + "'; seed " + std::to_string(spec.seed));
+}
+
+void Launch::run() {
+  random.seed(spec.seed);
+  counts.assign(program->code.size(), 0);
+  lane_counts.assign(program->code.size(), 0);
+  start_clusters();
+  while (!resident.empty()) {
+    if (runnable.empty()) report_deadlock();
+    const u64 draw = random();
+    const std::size_t pick = draw % runnable.size();
+    Warp* warp = runnable[pick];
+    runnable[pick] = runnable.back();
+    runnable.pop_back();
+    // It stays marked as queued while it runs: it may wake itself.
+    const u64 executed = warp->run((draw >> 32) % kLongestTurn + 1);
+    warp->queued = false;
+    instructions += executed;
+    trace = (trace ^ (u64{warp->number} << 32 | executed)) * 0x100'0000'01B3;
+    if (warp->finished) {
+      if (warp->cta->cluster->exited == warp->cta->cluster->threads) retire();
+    } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(), [](const Fragment& f) {
+                 return f.state == FragmentState::ready;
+               })) {
+      enqueue(warp);
+    }
+    if (instructions > spec.max_instructions) {
+      throw Fault(FaultKind::timeout, 0,
+                  "timeout: more than " + std::to_string(spec.max_instructions) +
+                      " warp instructions in kernel '" + program->entry + "'; warp " +
+                      std::to_string(warp->id) + " was at " +
+                      (warp->fragments.empty()
+                           ? "its end"
+                           : kernel_line(program->code[warp->fragment().pc].line)) +
+                      "; seed " + std::to_string(spec.seed));
+    }
+  }
+}
+
+}  // namespace jax_fp4::sim

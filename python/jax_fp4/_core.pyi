@@ -8,6 +8,9 @@ def best_cpu_level() -> str:
 def cpu_handlers() -> dict[str, object]:
     """XLA FFI handlers of the CPU backend by call target name, as capsules."""
 
+def cpu_peak_flops(seconds: float) -> float:
+    """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512."""
+
 def cpu_level() -> str:
     """The CPU level in use: 'portable', 'avx512', 'amx', or 'model' when forced."""
 

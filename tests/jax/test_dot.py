@@ -209,7 +209,7 @@ def random_operand(rng: np.random.Generator, shape: tuple[int, ...]) -> jax.Shap
 
 @pytest.mark.parametrize("seed", range(4))
 def test_dot_and_matmul_have_the_shapes_of_jnp(seed: int) -> None:
-    """Random ranks 0 to 5, sizes that broadcast or do not: the same shape and dtype, or an error."""
+    """Ranks 0 to 5, sizes that broadcast or do not: the same shape and dtype, or an error."""
     rng = np.random.default_rng(seed)
     errors = 0
     for _ in range(60):
@@ -318,7 +318,7 @@ def test_precision_is_accepted() -> None:
         same_bytes(fp4.dot(x, w, precision=precision), wanted)
 
 
-# ---- What cannot be differentiated ----------------------------------------------------------------
+# ---- What cannot be differentiated ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)

@@ -202,7 +202,8 @@ def product_cases() -> list[Case]:
              ["`preferred_element_type`", "float32", "int32"]),
             (call, (X, ok, *more), {"precision": "F32_F32_F32"}, ValueError,
              ["`precision`", "algorithm"]),
-            (call, (X, ok, *more), {"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32}, ValueError,
+            (call, (X, ok, *more), {"precision": jax.lax.DotAlgorithmPreset.F32_F32_F32},
+             ValueError,
              ["`precision`", "algorithm"]),
         ]  # fmt: skip
     batched = jnp.ones((2, 4, 32)), jnp.ones((3, 32, 4))

@@ -92,7 +92,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format", [fp4.NVFP4, fp4.MXFP6_E3M2, fp4.FP8_E4M3], ids=str)
 def test_every_shape_and_axis(format: fp4.Format, shape: tuple[int, ...]) -> None:
-    """Odd, prime, one and zero sizes, any rank, every axis: bytes, bookkeeping, and the way back."""
+    """Odd, prime, one and zero sizes, any rank, every axis: bytes, metadata, the way back."""
     x = gaussian(len(shape), shape)
     for axis in range(-len(shape), len(shape)):
         q = fp4.quantize(x, format, axis=axis)
@@ -309,7 +309,7 @@ def test_relative_error_is_that_of_the_format_at_any_scale() -> None:
 
 
 def test_inputs_that_are_views_are_read_by_value() -> None:
-    """Sliced, strided, transposed and broadcast inputs equal a fresh copy, eagerly and under jit."""
+    """Sliced, strided, transposed and broadcast inputs equal a fresh copy, also under jit."""
     x = gaussian(31, (48, 96))
     views = {
         "columns": lambda v: v[:, 16:80],
@@ -354,7 +354,7 @@ def test_a_quantized_array_is_a_pytree_of_plain_arrays() -> None:
 
 
 def test_vmap_and_scan_take_a_quantized_array_apart() -> None:
-    """Static metadata does not name leading sizes, so that a stack can be mapped and scanned over."""
+    """Static metadata names no leading sizes: a stack can be mapped and scanned over."""
     x = gaussian(42, (4, 6, 40))
     stacked = jax.vmap(fp4.quantize)(x)
     assert stacked.shape == (4, 6, 40)

@@ -36,7 +36,7 @@ def mesh(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(params=[True, False], ids=["check_vma", "no_vma"])
 def shard(request: pytest.FixtureRequest, mesh: Any) -> Any:
-    """shard_map of f(x sharded by rows, everything else replicated), compiled, on placed operands."""
+    """A compiled shard_map of a function, called with operands placed as its specs say."""
 
     def make(function: Any, out_specs: Any, *specs: Any) -> Any:
         mapped = jax.jit(

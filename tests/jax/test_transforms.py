@@ -153,7 +153,7 @@ def test_the_recipe_of_the_forward_pass_holds_in_the_backward_pass() -> None:
         same_bytes(back(y), wanted)
 
 
-# ---- vmap ------------------------------------------------------------------------------------------
+# ---- vmap ----------------------------------------------------------------------------------------
 
 
 def test_vmap_of_quantize_is_a_loop() -> None:
@@ -214,7 +214,7 @@ def test_vmap_over_an_axis_of_size_zero() -> None:
     assert jax.vmap(jax.grad(lambda x: fp4.dot(x, W).sum()))(empty).shape == (0, 5, 48)
 
 
-# ---- Control flow and remat ------------------------------------------------------------------------
+# ---- Control flow and remat ----------------------------------------------------------------------
 
 
 def test_scan_equals_a_loop() -> None:
@@ -302,7 +302,7 @@ def test_saved_residuals_are_the_quantized_copies() -> None:
     del y
 
 
-# ---- Several uses of one program -------------------------------------------------------------------
+# ---- Several uses of one program -----------------------------------------------------------------
 
 
 def test_equal_seeds_give_equal_bytes_in_one_program_and_others_differ() -> None:
@@ -348,7 +348,7 @@ def test_recipes_of_two_threads_do_not_mix() -> None:
                 same_bytes(result, fp4.dot(X, W, recipe=fp4.RECIPES[name]))
 
 
-# ---- Export and compilation cache -------------------------------------------------------------------
+# ---- Export and compilation cache ----------------------------------------------------------------
 
 
 def test_exported_programs_come_back() -> None:
@@ -419,7 +419,7 @@ CACHE_SCRIPT = textwrap.dedent("""
 
 
 def test_the_persistent_compilation_cache_hits(tmp_path: Path) -> None:
-    """The second process finds the first one's program: nothing in it is an address or a callback."""
+    """The second process finds the first one's program: no address or callback is in it."""
     counts = []
     for _ in range(2):
         done = subprocess.run(

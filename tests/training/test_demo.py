@@ -151,7 +151,9 @@ def test_interrupt_saves_the_step_and_says_how_to_go_on(tmp_path: Path) -> None:
     """SIGINT: exit code 130, a checkpoint of the step named in the last line, no other files."""
     path, out = tiny_model.write_text(tmp_path), tmp_path / "out"
     words = ["demo", "--text", str(path), "--out", str(out), "--steps", "20000", "--restart"]
-    program = "import sys, tiny_model; from jax_fp4.cli import main; tiny_model.use(); sys.exit(main())"
+    program = (
+        "import sys, tiny_model; from jax_fp4.cli import main; tiny_model.use(); sys.exit(main())"
+    )
     search = os.pathsep.join(
         [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
@@ -316,7 +318,13 @@ def test_every_tenth_of_the_text_is_held_out(tmp_path: Path) -> None:
 
 def test_folders_are_read_in_order_and_binary_files_left_out(tmp_path: Path) -> None:
     """UTF-8 files in the order of their paths, without hidden ones."""
-    files = {"b.txt": b"b" * 400, "a/c.txt": b"c" * 400, ".git/d": b"d", "e": b"\xff\xfe", "f": b"\0"}
+    files = {
+        "b.txt": b"b" * 400,
+        "a/c.txt": b"c" * 400,
+        ".git/d": b"d",
+        "e": b"\xff\xfe",
+        "f": b"\0",
+    }
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

@@ -107,7 +107,9 @@ class _Progress:
     def __init__(self, steps: int, tokens_per_step: int, first_step: int) -> None:
         self._steps = steps
         self._tokens = tokens_per_step
-        self._first_step = first_step  # in this session; it comes after compilation, so is not timed
+        self._first_step = (
+            first_step  # in this session; it comes after compilation, so is not timed
+        )
         self._started = 0.0
         self._terminal = sys.stdout.isatty()
         self._interval = max(1, steps // _LOG_LINES)

@@ -82,12 +82,16 @@ def _versions() -> list[Finding]:
             module = importlib.import_module(name)
         except Exception as error:  # a broken package is what this command is for
             optional = _OPTIONAL.get(name)
-            text = f"not there ({_reason(error)})" + (f"; needed for {optional}" if optional else "")
+            text = f"not there ({_reason(error)})" + (
+                f"; needed for {optional}" if optional else ""
+            )
             found.append(Finding(name, text, problem=optional is None))
             continue
         version = getattr(module, "__version__", "of unknown version")
         folder = str(Path(module.__file__ or "").parent)
-        found.append(Finding(name, f"{version} in {folder}", data={"version": version, "path": folder}))
+        found.append(
+            Finding(name, f"{version} in {folder}", data={"version": version, "path": folder})
+        )
     return found
 
 
@@ -146,7 +150,10 @@ def _cpu() -> list[Finding]:
     text = f"level {used}, the best one here is {best}; {count} processors"
     if best != _LEVELS[-1]:
         following = _LEVELS[_LEVELS.index(best) + 1]
-        data["next_level"] = {"level": following, "missing": missing_for(following, _processor_flags())}
+        data["next_level"] = {
+            "level": following,
+            "missing": missing_for(following, _processor_flags()),
+        }
         text += f"; {following} is out of reach: {data['next_level']['missing']}"
     return [Finding("cpu", text, data=data)]
 
@@ -180,7 +187,9 @@ def _self_check() -> list[Finding]:
                     if np.asarray(got[name]).tobytes().hex() != hexadecimal:
                         wrong.append(f"{name} ({how})")
     except Exception as error:
-        return [Finding("self-check", f"failed: {_reason(error)}", problem=True, data={"ok": False})]
+        return [
+            Finding("self-check", f"failed: {_reason(error)}", problem=True, data={"ok": False})
+        ]
     if wrong:
         text = f"failed: wrong bytes in {', '.join(wrong)}; please report this with the lines above"
         return [Finding("self-check", text, problem=True, data={"ok": False, "wrong": wrong})]
@@ -254,5 +263,7 @@ def run(arguments: argparse.Namespace) -> int:
     width = max(len(f.topic) for f in findings)
     for finding in findings:
         print(f"{'!' if finding.problem else ' '} {finding.topic:<{width}}  {finding.text}")
-    print(f"\n{len(problems)} problem(s), marked with !" if problems else "\neverything needed works")
+    print(
+        f"\n{len(problems)} problem(s), marked with !" if problems else "\neverything needed works"
+    )
     return 1 if problems else 0

@@ -170,6 +170,25 @@ def copy_options(
         )
 
 
+def axis_names(where: str, value: Any) -> tuple[str, ...]:
+    """Names of manual mesh axes, each bound where the call is traced."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        fail(where, "amax_axes", "a mesh axis name or several", repr(value), "name them", TypeError)
+    for name in names:
+        try:
+            jax.lax.axis_index(name)
+        except NameError:
+            fail(
+                where,
+                "amax_axes",
+                "names of mesh axes of an enclosing jax.shard_map or jax.vmap",
+                repr(name),
+                "outside of them amax is that of the whole array: drop amax_axes",
+            )
+    return tuple(names)
+
+
 def amax_value(where: str, given: Any, lead: tuple[int, ...]) -> jax.Array:
     """A given amax as float32 of shape ``lead``; what is known before tracing is checked."""
     way_out = "pass one amax, or one for each leading index"

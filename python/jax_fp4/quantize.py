@@ -206,11 +206,12 @@ def _public_copies(
     lead, (rows, cols) = x.shape[:-2], x.shape[-2:]
     x4 = x.reshape(1, math.prod(lead), rows, cols)
     copies = [copy for copy, _, _ in wanted]
+    axes = () if amax_axes is None else _check.axis_names(where, amax_axes)
     amax = [_given_amax(where, copy, given, lead) for copy, _, given in wanted]
     missing = [i for i, bits in enumerate(amax) if bits is None]
     measured, _ = amax_for_copies(x4, [copies[i] for i in missing])
     for i, bits in zip(missing, measured, strict=True):
-        amax[i] = bits if bits is None or amax_axes is None else jax.lax.pmax(bits, amax_axes)
+        amax[i] = bits if bits is None or not axes else jax.lax.pmax(bits, axes)
     seed = None if words is None else words.reshape(1, 2)
     made = make_copies(x4, copies, amax, [seed] * len(copies))
     arrays = []

@@ -1,18 +1,18 @@
 """The error that NVFP4 training makes in y, dx and dw is that of an independent implementation.
 
-Inputs: M, K, N = 1024, 512, 768; gaussian x and w; gaussian dy whose rows have log-normal scales, as
-gradients of different tokens have. The exact products are float64.
+Inputs: M, K, N = 1024, 512, 768; gaussian x and w; gaussian dy whose rows have log-normal scales,
+as gradients of different tokens have. The exact products are float64.
 """
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import jax_fp4
 import numpy as np
 import pytest
-from jax_fp4 import Operand, Recipe, recipes
 
+import jax_fp4
+from jax_fp4 import Operand, Recipe, recipes
 from oracles import training
 from oracles.training import Products, relative_error
 

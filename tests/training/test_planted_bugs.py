@@ -1,7 +1,7 @@
 """500 steps of the demo's model: NVFP4 stays close to bf16, and known bugs do not.
 
-The three bugs are planted here, in the internals of `jax_fp4.dot`, while a run is compiled. They are
-the ones that unit tests of a single product could miss: each leaves shapes, dtypes and most of the
+The three bugs are planted here, in the internals of `jax_fp4.dot`, while a run is compiled. They
+are ones that a test of a single product could miss: each leaves shapes, dtypes and most of the
 numbers intact.
 """
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jax_fp4
 import numpy as np
 import pytest
+
+import jax_fp4
 from jax_fp4 import copies, product
 from jax_fp4.block_array import BlockScaledArray
 from jax_fp4.cli import corpus as corpora
@@ -102,7 +103,7 @@ def rotate_gradient_only(matrices: Matrices) -> Matrices:
 
 
 def drop_tensor_scale(matrices: Matrices) -> Matrices:
-    """Gradients are quantized with global scale 1, so their block scales leave the range of E4M3."""
+    """Gradients have global scale 1, so that their block scales leave the range of E4M3."""
     made_for_scale_1 = jnp.asarray([[np.float32(6 * 448).view(np.uint32)]])
 
     def planted(x: jax.Array, wanted: Any, *key: Any) -> list[Any]:

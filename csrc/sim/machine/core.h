@@ -73,6 +73,8 @@ struct Warp {
   u32 number = 0;  // in the launch, for the trace
   u32 live = 0;    // lanes that have not exited
   u32 carry = 0;   // the condition code of add.cc and its like
+  u32 cluster_arrived = 0;  // lanes between barrier.cluster.arrive and .wait
+  u32 cluster_phase = 0;    // of the barrier when they arrived
   u32* registers = nullptr;
   const u32* constants = nullptr;
   u32* written = nullptr;  // by block: lanes that hold a value
@@ -141,7 +143,7 @@ struct Warp {
 struct BarrierWaiter {
   Warp* warp;
   u32 mask;
-  const Code* code;  // of bar.red: where the result goes
+  const Code* code;  // of bar.red: where the result goes; its variant & 3: 0 popc, 1 and, 2 or
 };
 
 struct NamedBarrier {

@@ -19,13 +19,14 @@ bool Cta::complete(NamedBarrier& barrier) {
     warp.advance_clock();
     if (waiter.code) {
       const Code& c = *waiter.code;
-      if (c.variant == 0) {
+      const int reduction = c.variant & 3;  // as in ops/control.cc
+      if (reduction == 0) {
         Lane32* d = warp.out(c.dst[0]);
         for (int lane = 0; lane < kLanes; ++lane)
           if (waiter.mask >> lane & 1) d[lane] = barrier.count;
       } else {
         warp.set_predicate(c.dst[0], waiter.mask,
-                           (c.variant == 1 ? barrier.all : barrier.any) ? kAllLanes : 0);
+                           (reduction == 1 ? barrier.all : barrier.any) ? kAllLanes : 0);
       }
     }
     for (Fragment& f : warp.fragments)

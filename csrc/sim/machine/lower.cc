@@ -386,7 +386,7 @@ class Lowerer {
           value_slot(*element, type, width, spec.relaxed, spec.destination, line);
       program_->slots.push_back(slot);
       spec.destination ? mark(slot) : check(slot);
-      if (spec.destination && element->kind == OperandKind::reg)
+      if (element->kind == OperandKind::reg)
         code.width = static_cast<u8>(bits_of_type(function_->registers[element->index].type));
     }
   }
@@ -501,6 +501,8 @@ class Lowerer {
         code.dst[next_destination++] = slot;
         mark(slot | flag);
       } else {
+        if (next_source == 0 && first->kind == OperandKind::reg)
+          code.source_width = static_cast<u8>(bits_of_type(function_->registers[first->index].type));
         code.src[next_source++] = slot;
         if (flag) {
           checks_.push_back((slot & ~kNegated) | flag);

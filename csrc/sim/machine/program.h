@@ -41,7 +41,8 @@ struct Code {
   u32 line = 0;
   u32 form = 0;
   u16 variant = 0;           // what the builder and the handler agree on
-  u8 width = 0;              // bits of the destination register
+  u8 width = 0;              // bits of the destination register (st: of the source)
+  u8 source_width = 0;       // bits of the first source register
   Space space = Space::generic;
   bool guard_negated = false;
   bool guard_checked = true;  // the guard may be unwritten

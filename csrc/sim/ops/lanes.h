@@ -24,8 +24,16 @@ inline void each_lane(u32 mask, F f) {
   }
 }
 
+template <std::size_t kBytes>
+struct LaneBits {
+  using type [[gnu::may_alias]] = u32;
+};
+template <>
+struct LaneBits<8> {
+  using type [[gnu::may_alias]] = u64;
+};
 template <class T>
-using LaneOf = std::conditional_t<sizeof(T) == 8, Lane64, Lane32>;
+using LaneOf = typename LaneBits<sizeof(T)>::type;
 
 // A register seen as 32 values of type T; 8- and 16-bit values are stored zero-extended.
 template <class T>

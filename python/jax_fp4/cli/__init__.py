@@ -1,7 +1,7 @@
 """The command line, ``python -m jax_fp4``: one module for each command.
 
-A command's module has `add_arguments(parser)` and `run(arguments) -> exit code`. It is imported only
-when its command is called, so that an optional package that one command needs hurts no other.
+A command's module has `add_arguments(parser)` and `run(arguments) -> exit code`. It is imported
+only when its command is called: an optional package that one command needs hurts no other.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Corpus:
     digest: str
 
     def batch(self, seed: int, step: int, sequences: int, length: int) -> np.ndarray:
-        """The training batch of a step, uint8 [sequences, length]: a pure function of its arguments."""
+        """The batch of a training step, uint8 [sequences, length]: a pure function."""
         random = np.random.default_rng([seed, step])
         starts = random.integers(0, self.train.size - length + 1, sequences)
         return self.train[starts[:, None] + np.arange(length)]

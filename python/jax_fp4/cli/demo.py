@@ -213,8 +213,8 @@ def _train_and_report(
         state.resumed_at.append(state.step)
     parameters = transformer.parameter_count(state.runs[config.recipes[0]].params)
     print(
-        f"{' and '.join(config.recipes)}: {config.steps} steps of {size.tokens_per_step:,} bytes each, "
-        f"{parameters / 1e6:.2f} M parameters, CPU level {jax_fp4.cpu_level()}\n"
+        f"{' and '.join(config.recipes)}: {config.steps} steps of {size.tokens_per_step:,} bytes "
+        f"each, {parameters / 1e6:.2f} M parameters, CPU level {jax_fp4.cpu_level()}\n"
         f"text: {corpus.source}, {corpus.files} files, {corpus.train.size / 1e6:.1f} MB and "
         f"{corpus.validation.size / 1e6:.1f} MB held out"
     )

@@ -244,7 +244,12 @@ def _gpu(library: str = "libcuda.so.1") -> list[Finding]:
 
 def examine() -> list[Finding]:
     """Everything the report says, in its order."""
-    return [*_versions(), *_extension(), *_cpu(), *_gpu(), *_self_check()]
+    backend = [*_extension(), *_cpu()]
+    if any(finding.problem for finding in backend):
+        check = [Finding("self-check", "not run: the extension is of no use", data={"ok": False})]
+    else:
+        check = _self_check()
+    return [*_versions(), *backend, *_gpu(), *check]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

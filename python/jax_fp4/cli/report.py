@@ -139,12 +139,12 @@ def table(numbers: dict[str, Any]) -> str:
     lines.insert(1, "-" * len(lines[0]))
     other = next(iter(recipes.values()))["saved_bytes"]["other_activations"]
     notes = (
-        f"Train loss: mean of the last {numbers['averaged_steps']} steps, in nats a byte. Validation: "
-        "held-out text, under the recipe.",
-        "Saved: what the linear layers of all blocks keep from the forward to the backward pass of one "
-        "step; beside it,",
-        f"norms, attention and GELU keep {other / 2**20:.1f} MiB under every recipe, and weights are "
-        "stored in float32.",
+        f"Train loss: mean of the last {numbers['averaged_steps']} steps, in nats a byte.",
+        "Validation: held-out text, under the recipe.",
+        "Saved: what the linear layers of all blocks keep of one step for its backward pass.",
+        f"Beside it, norms, attention and GELU keep {other / 2**20:.1f} MiB under every recipe (as "
+        "JAX traces",
+        "them; XLA recomputes some), and the optimizer holds weights and moments in float32.",
     )
     return "\n".join([*lines, "", *notes])
 
@@ -189,8 +189,8 @@ def write_plot(path: Path, numbers: dict[str, Any]) -> None:
     model, text = numbers["model"], numbers["text"]
     curves.set_title(
         f"Transformer with {model['parameters'] / 1e6:.2f} M parameters on {text['source']}\n"
-        f"{model['layers']} layers of width {model['width']}, {model['batch'] * model['context']:,} "
-        f"bytes a step, same initial weights and batches",
+        f"{model['layers']} layers of width {model['width']}, "
+        f"{model['batch'] * model['context']:,} bytes a step, same initial weights and batches",
         fontsize=11,
     )
     curves.set_ylabel("cross-entropy (nats / byte)")

@@ -228,7 +228,7 @@ _CONFIG_ENTRY = "config"
 
 
 def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
-    """Writes a file under a temporary name first: under ``path`` lies the old content or the new."""
+    """Writes under a temporary name first: ``path`` holds the old content or the new."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:

@@ -10,8 +10,8 @@ and head stay in bfloat16 or float32, as in published NVFP4 pretraining (arXiv 2
     -> norm -> embedding transposed -> logits [B, T, 256]
 
 Weights and the residual stream x are float32; what goes into a linear layer and what comes out is
-bfloat16, under every recipe. The blocks are a Python loop: on a CPU, XLA compiles and runs these few
-layers faster so than under lax.scan, which copies what each iteration saves.
+bfloat16, under every recipe. The blocks are a Python loop: on a CPU, XLA compiles and runs these
+few layers faster so than under lax.scan, which copies what each iteration saves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ import jax_fp4
 VOCABULARY = 256  # bytes
 _ROTARY_BASE = 10000.0
 _NORM_EPSILON = 1e-6
-_EMBEDDING_STD = 0.02  # small, since the head shares it: logits start near 0
+# Of every initial weight, GPT-2's. Small for this width, which helps twice: after 150 steps the bf16
+# loss is lower than with 1 / sqrt(fan-in), and the gap of NVFP4 is half as large, since what is
+# rounded then is mostly learned.
+_INITIAL_STD = 0.02
 
 Params = dict[str, Any]
 
@@ -82,15 +85,15 @@ def initial_params(size: Size, seed: int) -> Params:
     def block_params() -> Params:
         return {
             "attention_norm": jnp.ones(d),
-            "qkv": normal((d, 3 * d), d**-0.5),
-            "out": normal((d, d), residual * d**-0.5),
+            "qkv": normal((d, 3 * d), _INITIAL_STD),
+            "out": normal((d, d), residual * _INITIAL_STD),
             "mlp_norm": jnp.ones(d),
-            "up": normal((d, f), d**-0.5),
-            "down": normal((f, d), residual * f**-0.5),
+            "up": normal((d, f), _INITIAL_STD),
+            "down": normal((f, d), residual * _INITIAL_STD),
         }
 
     return {
-        "embedding": normal((VOCABULARY, d), _EMBEDDING_STD),
+        "embedding": normal((VOCABULARY, d), _INITIAL_STD),
         "blocks": [block_params() for _ in range(size.layers)],
         "norm": jnp.ones(d),
     }

@@ -1,0 +1,354 @@
+// Data movement (PTX ISA 9.7.9): mov, ld, st, cvta, isspacep, mapa, prefetch and discard; atom and red
+// (9.7.13).
+#include <algorithm>
+
+#include "numerics/minifloat.h"
+#include "sim/ops/lanes.h"
+#include "sim/ops/rounding.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+// Space that the modifiers name.
+Space space_of(const Form& form) {
+  if (form.has("global")) return Space::global;
+  if (form.has("shared") || form.has("shared::cta")) return Space::shared;
+  if (form.has("shared::cluster")) return Space::shared_cluster;
+  if (form.has("local")) return Space::local;
+  if (form.has("param") || form.has("param::entry") || form.has("param::func")) return Space::param;
+  if (form.has("const")) return Space::constant;
+  return Space::generic;
+}
+
+bool is_strong(const Form& form) {
+  for (std::string_view m : {"relaxed", "acquire", "release", "volatile", "mmio"})
+    if (form.has(m)) return true;
+  return false;
+}
+
+// Code::variant of ld and st: strong access, acquires or releases.
+constexpr u16 kStrong = 1, kOrders = 2;
+
+void load_lanes(Warp& w, const Code& c, u32 mask) {
+  const Program& program = *w.launch->program;
+  const Type type = program.forms[c.form].types[0];
+  const u32 bytes = static_cast<u32>(bits_of_type(type)) / 8;
+  const u32 count = c.counts[0];
+  const u32* slots = program.slots.data() + c.vectors[0];
+  const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_read : AccessKind::read;
+  const bool extend = is_signed(type);
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const u64 address = address_of(w, c, lane, c.src[0], 0);
+    const u8* data = access(w, c, lane, c.space, address, bytes * count, kind);
+    if (c.variant & kOrders) synchronize_through(w, address, true, false);
+    for (u32 k = 0; k < count; ++k, data += bytes) {
+      if (bytes == 16) {
+        std::memcpy(w.out64(slots[k]) + lane, data, 8);
+        std::memcpy(w.out64(slots[k] + 2) + lane, data + 8, 8);
+        continue;
+      }
+      u64 value = 0;
+      std::memcpy(&value, data, bytes);
+      if (extend)
+        value = static_cast<u64>(static_cast<i64>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+      if (c.width == 64) {
+        w.out64(slots[k])[lane] = value;
+      } else {
+        w.out(slots[k])[lane] =
+            static_cast<u32>(c.width == 16 ? value & 0xFFFF : c.width == 8 ? value & 0xFF : value);
+      }
+    }
+  }
+}
+
+void store_lanes(Warp& w, const Code& c, u32 mask) {
+  const Program& program = *w.launch->program;
+  const u32 bytes = static_cast<u32>(bits_of_type(program.forms[c.form].types[0])) / 8;
+  const u32 count = c.counts[0];
+  const u32* slots = program.slots.data() + c.vectors[0];
+  const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_write : AccessKind::write;
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    u8 data[128];
+    for (u32 k = 0; k < count; ++k) {
+      if (bytes == 16) {
+        std::memcpy(data + 16 * k, w.in64(slots[k]) + lane, 8);
+        std::memcpy(data + 16 * k + 8, w.in64(slots[k] + 2) + lane, 8);
+      } else {
+        // The low bytes of a register that may be wider.
+        const bool wide = bytes == 8 || c.width == 64;
+        const u64 value = wide ? w.in64(slots[k])[lane] : w.in(slots[k])[lane];
+        std::memcpy(data + bytes * k, &value, bytes);
+      }
+    }
+    const u64 address = address_of(w, c, lane, c.src[0], 0);
+    if (c.variant & kOrders) synchronize_through(w, address, false, true);
+    u8* to = access(w, c, lane, c.space, address, bytes * count, kind, data);
+    std::memcpy(to, data, bytes * count);
+  }
+}
+
+// Elements of a mov's vector operand, or the one scalar.
+void move_lanes(Warp& w, const Code& c, u32 mask) {
+  const Program& program = *w.launch->program;
+  const int total = bits_of_type(program.forms[c.form].types[0]);
+  const u32* to = program.slots.data() + c.vectors[0];
+  const u32* from = program.slots.data() + c.vectors[1];
+  if (c.counts[0] == 1 && c.counts[1] == 1) {
+    if (total <= 32) {
+      const In<u32> a(w, from[0]);
+      const Out<u32> d(w, to[0]);
+      each_lane(mask, [&](int i) { d.set(i, a[i]); });
+    } else {
+      for (int part = 0; part < total / 64; ++part) {
+        const In<u64> a(w, from[0] + 2 * part);
+        const Out<u64> d(w, to[0] + 2 * part);
+        each_lane(mask, [&](int i) { d.set(i, a[i]); });
+      }
+    }
+    return;
+  }
+  const int in_bits = total / c.counts[1], out_bits = total / c.counts[0];
+  each_lane(mask, [&](int i) {
+    u64 parts[2] = {0, 0};
+    for (int k = 0; k < c.counts[1]; ++k) {
+      const int at = k * in_bits;
+      if (in_bits == 128) {
+        parts[0] = w.in64(from[0])[i];
+        parts[1] = w.in64(from[0] + 2)[i];
+      } else {
+        const u64 value = in_bits == 64 ? w.in64(from[k])[i] : w.in(from[k])[i];
+        parts[at / 64] |= value << (at % 64);
+      }
+    }
+    for (int k = 0; k < c.counts[0]; ++k) {
+      const int at = k * out_bits;
+      const u64 value = parts[at / 64] >> (at % 64);
+      if (out_bits == 128) {
+        w.out64(to[0])[i] = parts[0];
+        w.out64(to[0] + 2)[i] = parts[1];
+      } else if (out_bits == 64) {
+        w.out64(to[k])[i] = value;
+      } else {
+        w.out(to[k])[i] = static_cast<u32>(value & ((u64{1} << out_bits) - 1));
+      }
+    }
+  });
+}
+
+u64 window_of(Space space) {
+  switch (space) {
+    case Space::shared:
+    case Space::shared_cluster: return kSharedWindow;
+    case Space::local: return kLocalWindow;
+    case Space::param: return kParamWindow;
+    case Space::constant: return kConstantWindow;
+    default: return 0;
+  }
+}
+
+// cvta adds the window, cvta.to takes it away.
+void convert_address(Warp& w, const Code& c, u32 mask) {
+  const u64 window = window_of(c.space);
+  const In<u64> a(w, c.src[0]);
+  const Out<u64> d(w, c.dst[0]);
+  each_lane(mask, [&](int i) { d.set(i, c.variant ? a[i] - window : a[i] + window); });
+}
+
+void is_space(Warp& w, const Code& c, u32 mask) {
+  const In<u64> a(w, c.src[0]);
+  u32 result = 0;
+  each_lane(mask, [&](int i) {
+    u64 address = a[i];
+    Space space = resolve_generic(address);
+    // .shared means this CTA's; a peer's memory is .shared::cluster only.
+    if (space == Space::shared_cluster && c.space == Space::shared &&
+        address >> kRankShift == w.cta->rank)
+      space = Space::shared;
+    result |= static_cast<u32>(space == c.space) << i;
+  });
+  w.set_predicate(c.dst[0], mask, result);
+}
+
+// The same offset in the CTA of another rank.
+template <class T>
+void map_address(Warp& w, const Code& c, u32 mask) {
+  const In<T> a(w, c.src[0]);
+  const In<u32> rank(w, c.src[1]);
+  const Out<T> d(w, c.dst[0]);
+  each_lane(mask, [&](int i) {
+    if (rank[i] >= w.cta->cluster->ctas.size()) {
+      w.fault(c, i, FaultKind::out_of_bounds,
+              "mapa to rank " + std::to_string(rank[i]) + " of a cluster of " +
+                  std::to_string(w.cta->cluster->ctas.size()));
+    }
+    const u64 keep = ~(u64{0xFF} << kRankShift);
+    d.set(i, static_cast<T>((a[i] & keep) | u64{rank[i]} << kRankShift));
+  });
+}
+
+template <class T>
+void rank_of_address(Warp& w, const Code& c, u32 mask) {
+  const In<T> a(w, c.src[0]);
+  const Out<u32> d(w, c.dst[0]);
+  each_lane(mask, [&](int i) { d.set(i, static_cast<u32>(a[i] >> kRankShift) & 0xFF); });
+}
+
+// prefetch, discard and their like: no effect on values; the address must be one.
+void touch(Warp& w, const Code& c, u32 mask) {
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    u64 address = address_of(w, c, lane, c.src[0], 0);
+    Space space = c.space == Space::generic ? resolve_generic(address) : c.space;
+    if (space == Space::global && !w.launch->global->find(address))
+      w.fault(c, lane, FaultKind::out_of_bounds, "the address is outside every global buffer");
+  }
+}
+
+// ---- Atomics
+
+enum class AtomicOp : u16 { add, min, max, inc, dec, bit_and, bit_or, bit_xor, exchange, compare };
+constexpr std::string_view kAtomicNames[] = {"add", "min", "max", "inc", "dec",
+                                             "and", "or",  "xor", "exch", "cas"};
+constexpr int kOrderShift = 8;  // of variant: 1 acquire, 2 release
+
+// A sum of two f16 or bf16 numbers, rounded once.
+u16 add_half(u16 a, u16 b, bool brain) {
+  const double x = brain ? decode_bf16(a) : decode_f16(a);
+  const double y = brain ? decode_bf16(b) : decode_f16(b);
+  const BinaryFormat format = brain ? kBF16 : kF16;
+  const double sum = x + y;
+  if (sum != sum) return kCanonicalNaN16;
+  if (std::isinf(sum)) return static_cast<u16>((sum < 0 ? 0x8000 : 0) | format.infinity());
+  if (sum == 0) return std::signbit(sum) ? 0x8000 : 0;
+  return static_cast<u16>(round_exact(exact_of_product_sum(x, 1.0, y), format, Rounding::nearest));
+}
+
+template <class T>
+u64 apply_typed(AtomicOp op, u64 old_bits, u64 b_bits, u64 c_bits) {
+  const T old = static_cast<T>(old_bits), b = static_cast<T>(b_bits);
+  const auto wrap = [](T x) { return static_cast<u64>(static_cast<std::make_unsigned_t<T>>(x)); };
+  switch (op) {
+    case AtomicOp::add: return wrap(static_cast<T>(old_bits + b_bits));
+    case AtomicOp::min: return wrap(std::min(old, b));
+    case AtomicOp::max: return wrap(std::max(old, b));
+    case AtomicOp::inc: return old >= b ? 0 : wrap(static_cast<T>(old_bits + 1));
+    case AtomicOp::dec: return old == 0 || old > b ? wrap(b) : wrap(static_cast<T>(old_bits - 1));
+    case AtomicOp::bit_and: return wrap(static_cast<T>(old_bits & b_bits));
+    case AtomicOp::bit_or: return wrap(static_cast<T>(old_bits | b_bits));
+    case AtomicOp::bit_xor: return wrap(static_cast<T>(old_bits ^ b_bits));
+    case AtomicOp::exchange: return wrap(b);
+    case AtomicOp::compare: return old == b ? wrap(static_cast<T>(c_bits)) : wrap(old);
+  }
+  return 0;
+}
+
+u64 apply_atomic(AtomicOp op, Type type, u64 old, u64 b, u64 c) {
+  switch (type) {
+    case Type::f32: {
+      const float sum = f32_of(static_cast<u32>(old)) + f32_of(static_cast<u32>(b));
+      return sum != sum ? kCanonicalNaN32 : bits_of(sum);
+    }
+    case Type::f64: return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
+    case Type::f16:
+    case Type::bf16: return add_half(static_cast<u16>(old), static_cast<u16>(b), type == Type::bf16);
+    case Type::f16x2:
+    case Type::bf16x2: {
+      const bool brain = type == Type::bf16x2;
+      return add_half(static_cast<u16>(old), static_cast<u16>(b), brain) |
+             static_cast<u64>(add_half(static_cast<u16>(old >> 16), static_cast<u16>(b >> 16), brain))
+                 << 16;
+    }
+    case Type::s32: return apply_typed<i32>(op, old, b, c);
+    case Type::s64: return apply_typed<i64>(op, old, b, c);
+    case Type::b16: return apply_typed<u16>(op, old, b, c);
+    case Type::u64:
+    case Type::b64: return apply_typed<u64>(op, old, b, c);
+    default: return apply_typed<u32>(op, old, b, c);
+  }
+}
+
+// Lanes act one after the other, in lane order (the PTX ISA leaves the order open).
+void atomic_lanes(Warp& w, const Code& c, u32 mask) {
+  const Type type = w.launch->program->forms[c.form].types[0];
+  const u32 bytes = static_cast<u32>(bits_of_type(type)) / 8;
+  const AtomicOp op = static_cast<AtomicOp>(c.variant & 0xFF);
+  const bool acquire = c.variant >> kOrderShift & 1, release = c.variant >> kOrderShift & 2;
+  const auto read = [&](u32 slot, int lane) -> u64 {
+    if (slot == kNoSlot) return 0;
+    return bytes == 8 ? w.in64(slot)[lane] : w.in(slot)[lane];
+  };
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const u64 address = address_of(w, c, lane, c.src[0], 0);
+    if (acquire || release) synchronize_through(w, address, acquire, release);
+    u8* data = access(w, c, lane, c.space, address, bytes, AccessKind::atomic);
+    u64 old = 0;
+    std::memcpy(&old, data, bytes);
+    const u64 result = apply_atomic(op, type, old, read(c.src[1], lane), read(c.src[2], lane));
+    std::memcpy(data, &result, bytes);
+    if (c.dst[0] == kNoSlot) continue;
+    if (bytes == 8) {
+      w.out64(c.dst[0])[lane] = old;
+    } else {
+      w.out(c.dst[0])[lane] = static_cast<u32>(old);
+    }
+  }
+}
+
+}  // namespace
+
+Exec ld(const Form& form, Code& code) {
+  code.space = space_of(form);
+  code.variant = static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("acquire") ? kOrders : 0));
+  const int vector = form.has("v2") ? 2 : form.has("v4") ? 4 : form.has("v8") ? 8 : 1;
+  return code.counts[0] == vector ? load_lanes : nullptr;
+}
+Exec st(const Form& form, Code& code) {
+  code.space = space_of(form);
+  code.variant = static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("release") ? kOrders : 0));
+  const int vector = form.has("v2") ? 2 : form.has("v4") ? 4 : form.has("v8") ? 8 : 1;
+  return code.counts[0] == vector ? store_lanes : nullptr;
+}
+Exec mov(const Form& form, Code& code) {
+  const int total = bits_of_type(form.type(0));
+  for (int n : {code.counts[0], code.counts[1]})
+    if (n > 8 || total % n != 0 || total / n < 8) return nullptr;
+  return move_lanes;
+}
+Exec mov_pred(const Form&, Code&) {
+  return [](Warp& w, const Code& c, u32 mask) {
+    w.set_predicate(c.dst[0], mask, w.predicate(c.src[0]));
+  };
+}
+Exec cvta(const Form& form, Code& code) {
+  code.space = space_of(form);
+  code.variant = form.has("to");
+  return convert_address;
+}
+Exec isspacep(const Form& form, Code& code) {
+  code.space = space_of(form);
+  return is_space;
+}
+Exec mapa(const Form& form, Code&) {
+  return bits_of_type(form.type(0)) == 32 ? map_address<u32> : map_address<u64>;
+}
+Exec getctarank(const Form& form, Code&) {
+  return bits_of_type(form.type(0)) == 32 ? rank_of_address<u32> : rank_of_address<u64>;
+}
+Exec prefetch(const Form& form, Code& code) {
+  code.space = space_of(form);
+  return touch;
+}
+Exec atom(const Form& form, Code& code) {
+  code.space = space_of(form);
+  for (u16 i = 0; i < std::size(kAtomicNames); ++i)
+    if (form.has(kAtomicNames[i])) code.variant = i;
+  // Programs that fence and then use a relaxed atomic are ordered by it too: the race checker treats
+  // every atomic as ordering rather than report them (assumption S4).
+  code.variant |= 3 << kOrderShift;
+  return atomic_lanes;
+}
+
+}  // namespace jax_fp4::sim

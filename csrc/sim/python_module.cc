@@ -1,0 +1,113 @@
+// The Python extension `_sim`: the machine for python/jax_fp4/sim.py, which is its only user.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <tuple>
+
+#include "sim/ptx/lexer.h"
+#include "sim/sim.h"
+
+namespace nb = nanobind;
+namespace sim = jax_fp4::sim;
+
+namespace {
+
+using Size = std::tuple<jax_fp4::u32, jax_fp4::u32, jax_fp4::u32>;
+
+sim::Dim3 dim3(const Size& size) {
+  return {std::get<0>(size), std::get<1>(size), std::get<2>(size)};
+}
+
+// (name, type, offset, bytes, is_array) of each parameter.
+nb::list parameters(const sim::LoadedModule& module, const std::string& entry) {
+  const sim::Program* program = module.find(entry);
+  if (!program) throw nb::key_error(entry.c_str());
+  nb::list result;
+  for (const sim::ParameterLayout& p : program->parameters) {
+    result.append(nb::make_tuple(p.name, std::string(sim::name_of_type(p.type)), p.offset, p.bytes,
+                                 p.is_array));
+  }
+  return result;
+}
+
+nb::dict as_dict(const sim::LaunchReport& report) {
+  nb::dict d;
+  if (report.fault) {
+    d["fault"] = nb::make_tuple(report.fault->kind, report.fault->line, report.fault->message);
+  } else {
+    d["fault"] = nb::none();
+  }
+  d["seed"] = report.seed;
+  d["instructions"] = report.instructions;
+  d["lane_instructions"] = report.lane_instructions;
+  d["by_class"] = report.by_class;
+  d["bytes_read"] = report.bytes_read;
+  d["bytes_written"] = report.bytes_written;
+  d["by_line"] = report.by_line;
+  d["trace"] = report.trace;
+  d["warnings"] = report.warnings;
+  return d;
+}
+
+nb::dict launch(sim::Machine& machine, sim::LoadedModule& module, const std::string& entry,
+                const Size& grid, const Size& block, const Size& cluster, jax_fp4::u32 shared,
+                nb::bytes parameters, jax_fp4::u64 seed, jax_fp4::u64 max_instructions, bool races,
+                bool uninitialized) {
+  sim::LaunchSpec spec;
+  spec.grid = dim3(grid);
+  spec.block = dim3(block);
+  spec.cluster = dim3(cluster);
+  spec.dynamic_shared = shared;
+  const auto* bytes = reinterpret_cast<const jax_fp4::u8*>(parameters.c_str());
+  spec.parameters.assign(bytes, bytes + parameters.size());
+  spec.seed = seed;
+  spec.max_instructions = max_instructions;
+  spec.checks = {races, uninitialized};
+  sim::LaunchReport report;
+  {
+    nb::gil_scoped_release release;
+    report = machine.launch(module, entry, std::move(spec));
+  }
+  return as_dict(report);
+}
+
+}  // namespace
+
+NB_MODULE(_sim, m) {
+  m.doc() = "The PTX machine; see jax_fp4.sim.";
+  nb::class_<sim::LoadedModule>(m, "Module")
+      .def("entries", &sim::LoadedModule::entries)
+      .def("parameters", &parameters, nb::arg("entry"));
+  nb::class_<sim::Machine>(m, "Machine")
+      .def(nb::init<std::string>(), nb::arg("sm"))
+      .def("load", &sim::Machine::load, nb::arg("source"), nb::rv_policy::reference_internal)
+      .def(
+          "map",
+          [](sim::Machine& machine, const std::string& name, std::uintptr_t data, jax_fp4::u64 bytes,
+             bool writable, bool initialized) {
+            auto* host = reinterpret_cast<jax_fp4::u8*>(data);
+            return machine.global().map(name, host, bytes, writable, initialized).base;
+          },
+          nb::arg("name"), nb::arg("data"), nb::arg("bytes"), nb::arg("writable"),
+          nb::arg("initialized"))
+      .def(
+          "unmap",
+          [](sim::Machine& machine, jax_fp4::u64 address) { machine.global().unmap(address); },
+          nb::arg("address"))
+      .def("launch", &launch, nb::arg("module"), nb::arg("entry"), nb::arg("grid"),
+           nb::arg("block"), nb::arg("cluster"), nb::arg("shared"), nb::arg("parameters"),
+           nb::arg("seed"), nb::arg("max_instructions"), nb::arg("races"),
+           nb::arg("uninitialized"));
+  m.def("count_forms", &sim::count_forms);
+  m.def("unreached_forms", [] {
+    std::vector<std::tuple<std::string, std::string, std::string, std::string>> result;
+    for (const sim::UnreachedForm& f : sim::unreached_forms())
+      result.emplace_back(f.opcode, f.modifiers, f.operands, f.alternative);
+    return result;
+  });
+}

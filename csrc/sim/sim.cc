@@ -1,0 +1,277 @@
+// The machine's outer side: loading, placing variables, checking a launch, making its report.
+#include "sim/sim.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+#include "sim/ptx/lexer.h"
+#include "sim/ptx/parser.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+struct Chip {
+  int number = 0;
+  char suffix = '\0';
+};
+Chip chip_of(const std::string& name) {
+  Chip chip;
+  for (char c : name) {
+    if (c >= '0' && c <= '9') chip.number = chip.number * 10 + (c - '0');
+    if (c == 'a' || c == 'f') chip.suffix = c;
+  }
+  return chip;
+}
+
+// PTX of target `target` runs on `device` (CUDA programming guide, "family-specific features"): plain
+// targets on every later chip, f targets on later chips of the same family, a targets on that chip only.
+bool runs_on(const std::string& target, const std::string& device) {
+  const Chip needed = chip_of(target), have = chip_of(device);
+  if (needed.suffix == 'a') return needed.number == have.number && have.suffix == 'a';
+  if (needed.suffix == 'f')
+    return have.suffix != '\0' && needed.number / 10 == have.number / 10 &&
+           have.number >= needed.number;
+  return have.number >= needed.number;
+}
+
+// Shared memory that one CTA may use (CUDA programming guide, compute capabilities).
+u32 shared_limit_of(int chip) {
+  if (chip >= 120) return 101376;
+  if (chip >= 90) return 232448;
+  if (chip == 86 || chip == 89) return 101376;
+  if (chip >= 80) return 166912;
+  return 65536;
+}
+
+// XLA runs its handlers with subnormals flushed; the machine's arithmetic must not inherit that.
+class DefaultFloatingPoint {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+// For every row, token and alternative: whether a launch has executed it.
+std::mutex coverage_mutex;
+std::vector<std::vector<u64>>& coverage() {
+  static std::vector<std::vector<u64>> table = [] {
+    std::vector<std::vector<u64>> rows;
+    for (const Row& row : isa_rows()) rows.emplace_back(std::max<std::size_t>(row.tokens.size(), 1), 0);
+    return rows;
+  }();
+  return table;
+}
+
+void record_coverage(const Launch& launch) {
+  const std::scoped_lock lock(coverage_mutex);
+  for (std::size_t pc = 0; pc < launch.counts.size(); ++pc) {
+    if (launch.lane_counts[pc] == 0) continue;
+    const Form& form = launch.program->forms[pc];
+    std::vector<u64>& row = coverage()[form.row_index];
+    if (form.choices.empty()) row[0] |= 1;
+    for (std::size_t t = 0; t < form.choices.size(); ++t)
+      if (form.choices[t] >= 0) row[t] |= u64{1} << form.choices[t];
+  }
+}
+
+std::string text(const Dim3& d) {
+  return "(" + std::to_string(d.x) + ", " + std::to_string(d.y) + ", " + std::to_string(d.z) + ")";
+}
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+void check_launch(const Program& program, const Machine& machine, const LaunchSpec& spec) {
+  const Dim3 &grid = spec.grid, &block = spec.block, &cluster = spec.cluster;
+  if (grid.count() == 0 || block.count() == 0 || cluster.count() == 0)
+    refuse("grid " + text(grid) + ", block " + text(block) + " and cluster " + text(cluster) +
+           " must not be empty");
+  if (block.count() > 1024)
+    refuse("block " + text(block) + " has " + std::to_string(block.count()) +
+           " threads; at most 1024 fit into a CTA");
+  if (cluster.count() > 16) refuse("cluster " + text(cluster) + " has more than 16 CTAs");
+  if (cluster.count() > 1 && chip_of(machine.sm()).number < 90)
+    refuse("sm_" + machine.sm() + " has no clusters; they need sm_90");
+  if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
+    refuse("grid " + text(grid) + " is no multiple of cluster " + text(cluster));
+  const auto differs = [](const u32 (&want)[3], const Dim3& have) {
+    return want[0] != 0 && (want[0] != have.x || want[1] != have.y || want[2] != have.z);
+  };
+  const auto wanted = [](const u32 (&d)[3]) { return text({d[0], d[1], d[2]}); };
+  if (differs(program.required_block, block))
+    refuse("block " + text(block) + ": '" + program.entry + "' requires " +
+           wanted(program.required_block) + " (.reqntid)");
+  const u32(&most)[3] = program.max_block;
+  if (most[0] != 0 && block.count() > u64{most[0]} * most[1] * most[2])
+    refuse("block " + text(block) + ": '" + program.entry + "' allows at most " + wanted(most) +
+           " (.maxntid)");
+  if (differs(program.required_cluster, cluster))
+    refuse("cluster " + text(cluster) + ": '" + program.entry + "' requires " +
+           wanted(program.required_cluster) + " (.reqnctapercluster)");
+  const u64 shared = program.static_shared_bytes + u64{spec.dynamic_shared};
+  if (shared > machine.shared_limit())
+    refuse("'" + program.entry + "' needs " + std::to_string(shared) +
+           " bytes of shared memory; a CTA of sm_" + machine.sm() + " has " +
+           std::to_string(machine.shared_limit()));
+  if (spec.parameters.size() != program.parameter_bytes)
+    refuse("'" + program.entry + "' takes " + std::to_string(program.parameter_bytes) +
+           " bytes of parameters, got " + std::to_string(spec.parameters.size()));
+}
+
+LaunchReport make_report(const Launch& launch) {
+  LaunchReport report;
+  report.seed = launch.spec.seed;
+  report.trace = launch.trace;
+  report.warnings = launch.warnings;
+  for (std::size_t pc = 0; pc < launch.counts.size(); ++pc) {
+    if (launch.counts[pc] == 0) continue;
+    report.instructions += launch.counts[pc];
+    report.lane_instructions += launch.lane_counts[pc];
+    const Row& row = *launch.program->forms[pc].row;
+    report.by_class[std::string(name_of_class(row.op_class))] += launch.counts[pc];
+    report.by_line[launch.program->code[pc].line] += launch.counts[pc];
+  }
+  for (int space = 0; space < 8; ++space) {
+    const std::string name(name_of_space(static_cast<Space>(space)));
+    if (launch.bytes_read[space]) report.bytes_read[name] = launch.bytes_read[space];
+    if (launch.bytes_written[space]) report.bytes_written[name] = launch.bytes_written[space];
+  }
+  return report;
+}
+
+}  // namespace
+
+const Program* LoadedModule::find(const std::string& entry) const {
+  const auto found = programs_.find(entry);
+  return found == programs_.end() ? nullptr : found->second.get();
+}
+
+std::vector<std::string> LoadedModule::entries() const {
+  std::vector<std::string> names;
+  for (const auto& [name, program] : programs_) names.push_back(name);
+  return names;
+}
+
+Machine::Machine(std::string sm) : sm_(std::move(sm)) {
+  if (sm_.starts_with("sm_")) sm_ = sm_.substr(3);
+  const int number = chip_of(sm_).number;
+  if (number < 50 || number > 130)
+    refuse("sm '" + sm_ + "' is no chip that is modelled; expected for example '100a' or '120a'");
+}
+
+u32 Machine::shared_limit() const { return shared_limit_of(chip_of(sm_).number); }
+
+void Machine::place_variables(LoadedModule& loaded) {
+  const std::vector<Variable>& variables = loaded.module_->variables;
+  loaded.placements_.resize(variables.size());
+  u64 constant_bytes = 0;
+  std::vector<u8*> bytes(variables.size(), nullptr);
+  for (std::size_t i = 0; i < variables.size(); ++i) {
+    const Variable& v = variables[i];
+    if (v.space == Space::constant) {
+      constant_bytes = static_cast<u64>(round_up(static_cast<i64>(constant_bytes), v.align));
+      loaded.placements_[i] = {constant_bytes, true};
+      constant_bytes += v.bytes;
+    } else if (v.space == Space::global) {
+      Buffer& buffer = global_.allocate(v.name, v.bytes, true);
+      loaded.placements_[i] = {buffer.base, true};
+      bytes[i] = buffer.data;
+    }
+  }
+  loaded.constants_.bytes = constant_bytes;
+  loaded.constants_.storage.assign(constant_bytes, 0);
+  loaded.constants_.data = loaded.constants_.storage.data();
+  for (std::size_t i = 0; i < variables.size(); ++i) {
+    const Variable& v = variables[i];
+    if (v.space == Space::constant) bytes[i] = loaded.constants_.data + loaded.placements_[i].address;
+    if (!bytes[i] || v.initial.empty()) continue;
+    std::memcpy(bytes[i], v.initial.data(), v.initial.size());
+    for (const Relocation& relocation : v.relocations) {
+      const auto target = std::find_if(variables.begin(), variables.end(), [&](const Variable& other) {
+        return other.name == relocation.symbol;
+      });
+      if (target == variables.end())
+        throw PtxError(loaded.module_->source, v.line,
+                       "the initialiser names '" + relocation.symbol + "', which is not declared");
+      const std::size_t index = static_cast<std::size_t>(target - variables.begin());
+      u64 address = loaded.placements_[index].address + static_cast<u64>(relocation.addend);
+      if (relocation.generic && target->space == Space::constant) address += kConstantWindow;
+      std::memcpy(bytes[i] + relocation.offset, &address, relocation.bytes);
+    }
+  }
+}
+
+LoadedModule& Machine::load(std::string source) {
+  auto loaded = std::make_unique<LoadedModule>();
+  loaded->module_ = parse(std::move(source));
+  const Module& module = *loaded->module_;
+  if (!runs_on(module.target, sm_))
+    throw PtxError(module.source, 1, "the module is for " + module.target + ", which a device sm_" +
+                                         sm_ + " does not run");
+  place_variables(*loaded);
+  for (const Function& f : module.functions)
+    if (f.entry && f.defined) loaded->programs_[f.name] = lower(module, f, loaded->placements_);
+  modules_.push_back(std::move(loaded));
+  return *modules_.back();
+}
+
+LaunchReport Machine::launch(LoadedModule& module, const std::string& entry, LaunchSpec spec) {
+  const Program* program = module.find(entry);
+  if (!program) {
+    std::string known;
+    for (const std::string& name : module.entries()) known += (known.empty() ? "" : ", ") + name;
+    refuse("entry '" + entry + "' is not in the module; it has: " + known);
+  }
+  if (program->required_cluster[0] != 0 && spec.cluster.count() == 1)
+    spec.cluster = {program->required_cluster[0], program->required_cluster[1],
+                    program->required_cluster[2]};
+  check_launch(*program, *this, spec);
+  Launch launch;
+  launch.program = program;
+  launch.spec = std::move(spec);
+  launch.global = &global_;
+  launch.constant = &module.constants();
+  std::optional<LaunchFault> fault;
+  {
+    const DefaultFloatingPoint guard;
+    try {
+      launch.run();
+    } catch (const Fault& f) {
+      fault = LaunchFault{std::string(name_of_fault(f.kind)), f.line, f.what()};
+    }
+  }
+  record_coverage(launch);
+  LaunchReport report = make_report(launch);
+  report.fault = std::move(fault);
+  return report;
+}
+
+std::vector<UnreachedForm> unreached_forms() {
+  const std::scoped_lock lock(coverage_mutex);
+  std::vector<UnreachedForm> result;
+  for (std::size_t r = 0; r < isa_rows().size(); ++r) {
+    const Row& row = isa_rows()[r];
+    const auto report = [&](std::string_view alternative) {
+      result.push_back({std::string(row.opcode), std::string(row.modifiers),
+                        std::string(row.operands), std::string(alternative)});
+    };
+    if (row.tokens.empty() && coverage()[r][0] == 0) report("");
+    for (std::size_t t = 0; t < row.tokens.size(); ++t) {
+      if (row.tokens[t].hint) continue;
+      for (std::size_t a = 0; a < row.tokens[t].alternatives.size(); ++a)
+        if (!(coverage()[r][t] >> a & 1)) report(row.tokens[t].alternatives[a]);
+    }
+  }
+  return result;
+}
+
+}  // namespace jax_fp4::sim

@@ -1,0 +1,82 @@
+// The PTX machine from outside: load PTX text, map host memory, launch kernels, read reports.
+//
+//   Machine machine("100a");
+//   const LoadedModule& module = machine.load(ptx);
+//   const u64 address = machine.global().map("x", data, bytes, true, true).base;
+//   LaunchReport report = machine.launch(module, "kernel", spec);
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/machine/core.h"
+
+namespace jax_fp4::sim {
+
+class LoadedModule {
+ public:
+  const Module& module() const { return *module_; }
+  const Program* find(const std::string& entry) const;
+  std::vector<std::string> entries() const;
+  Buffer& constants() { return constants_; }
+
+ private:
+  friend class Machine;
+  std::unique_ptr<Module> module_;
+  Placements placements_;
+  Buffer constants_;
+  std::map<std::string, std::unique_ptr<Program>> programs_;
+};
+
+struct LaunchFault {
+  std::string kind;  // "race", "out-of-bounds", ...
+  u32 line = 0;      // of the PTX text; 0: no single line
+  std::string message;
+};
+
+struct LaunchReport {
+  std::optional<LaunchFault> fault;
+  u64 seed = 0;
+  u64 instructions = 0;       // of warps
+  u64 lane_instructions = 0;  // of lanes whose guard held
+  std::map<std::string, u64> by_class;
+  std::map<std::string, u64> bytes_read, bytes_written;  // by space
+  std::map<u32, u64> by_line;                            // instructions of warps
+  u64 trace = 0;  // hash of the schedule: equal seeds give equal traces
+  std::vector<std::string> warnings;
+};
+
+// An alternative of a table row that no launch of this process has executed.
+struct UnreachedForm {
+  std::string opcode, modifiers, operands, alternative;
+};
+
+class Machine {
+ public:
+  // `sm`: "100a", "103a", "120a", "90", ...
+  explicit Machine(std::string sm);
+
+  // Throws PtxError. The module lives as long as the machine.
+  LoadedModule& load(std::string source);
+  GlobalMemory& global() { return global_; }
+  const std::string& sm() const { return sm_; }
+  u32 shared_limit() const;
+
+  // Throws std::invalid_argument where the launch itself is wrong; what goes wrong inside is a fault of
+  // the report.
+  LaunchReport launch(LoadedModule& module, const std::string& entry, LaunchSpec spec);
+
+ private:
+  void place_variables(LoadedModule& loaded);
+
+  std::string sm_;
+  GlobalMemory global_;
+  std::vector<std::unique_ptr<LoadedModule>> modules_;
+};
+
+std::vector<UnreachedForm> unreached_forms();
+
+}  // namespace jax_fp4::sim

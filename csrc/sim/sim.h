@@ -18,6 +18,9 @@ namespace jax_fp4::sim {
 
 class LoadedModule {
  public:
+  LoadedModule() = default;
+  LoadedModule(const LoadedModule&) = delete;
+  LoadedModule& operator=(const LoadedModule&) = delete;
   const Module& module() const { return *module_; }
   const Program* find(const std::string& entry) const;
   std::vector<std::string> entries() const;
@@ -58,6 +61,8 @@ class Machine {
  public:
   // `sm`: "100a", "103a", "120a", "90", ...
   explicit Machine(std::string sm);
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
 
   // Throws PtxError. The module lives as long as the machine.
   LoadedModule& load(std::string source);

@@ -19,7 +19,8 @@ def _register() -> None:
         # XLA would refuse the handlers and with them the whole CPU backend of this process.
         raise ImportError(
             f"jax_fp4 was built for XLA FFI {built[0]}.{built[1]}, but jaxlib "
-            f"{jaxlib.version.__version__} offers {running[0]}.{running[1]}; update jaxlib, or rebuild with `pip install .`"
+            f"{jaxlib.version.__version__} offers {running[0]}.{running[1]}; "
+            "update jaxlib, or rebuild with `pip install .`"
         )
     for target, handler in _core.cpu_handlers().items():
         jax.ffi.register_ffi_target(target, handler, platform="cpu")

@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(record), flush=True)
         return 0
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    print(
-        f"{platform.processor() or platform.machine()}, {len(available)} cores, {platform.platform()}"
-    )
+    machine = platform.processor() or platform.machine()
+    print(f"{machine}, {len(available)} cores, {platform.platform()}")
     lines: list[str] = []
     status = 0
     try:

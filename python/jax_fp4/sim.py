@@ -1,0 +1,314 @@
+"""The PTX machine: runs GPU kernels on the CPU and reports what hardware would do silently.
+
+```python
+machine = sim.Machine(sm="100a", seed=1)
+kernel = machine.load(ptx)
+y = machine.empty(1024, np.float32)          # reading it before it is written is reported
+report = kernel.launch("saxpy", grid=8, block=128, args=[x, y, 2.0, 1024])
+```
+
+NumPy arrays stand for device memory: a pointer parameter takes an array, which the kernel reads and
+writes in place. What goes wrong inside a kernel raises `SimulationError`, whose text names the kernel,
+the PTX line, the CTA, warp and lane, and the seed that replays it. docs/simulator.md says what is
+modelled and what is assumed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jax_fp4 import _sim
+
+Size = int | Sequence[int]
+
+_DEFAULT_BUDGET = 1 << 33
+# Format of struct.pack for a parameter type; pointers are u64 or b64.
+_PACK = {
+    "b8": "B", "u8": "B", "s8": "b", "b16": "H", "u16": "H", "s16": "h", "b32": "I", "u32": "I",
+    "s32": "i", "b64": "Q", "u64": "Q", "s64": "q", "f16": "e", "f32": "f", "f64": "d",
+}  # fmt: skip
+
+
+class PtxError(ValueError):
+    """The PTX text holds something that is wrong or not modelled; the message has line and text."""
+
+
+class SimulationError(RuntimeError):
+    """A kernel did what it must not do.
+
+    Attributes:
+        kind: "race", "out-of-bounds", "uninitialized-register", "deadlock", ...
+        line: of the PTX text; 0 where there is no single one.
+        report: counts up to the fault.
+    """
+
+    def __init__(self, kind: str, line: int, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.line = line
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is watched besides bounds, alignment, divergence and deadlock, which always are.
+
+    Attributes:
+        races: accesses to shared memory that no barrier or atomic orders.
+        uninitialized: reads of registers and memory that nothing has written.
+    """
+
+    races: bool = True
+    uninitialized: bool = True
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch did.
+
+    Attributes:
+        seed: of the schedule.
+        instructions: executed by warps.
+        lane_instructions: executed by lanes whose guard held.
+        by_class: instructions of warps by class: integer, floating, convert, memory, control, warp.
+        bytes_read: by memory space.
+        bytes_written: by memory space.
+        by_line: instructions of warps by PTX line.
+        trace: hash of the schedule; equal seeds give equal traces.
+        warnings: what is probably harmless, such as racing writes of one value.
+    """
+
+    seed: int
+    instructions: int
+    lane_instructions: int
+    by_class: dict[str, int]
+    bytes_read: dict[str, int]
+    bytes_written: dict[str, int]
+    by_line: dict[int, int] = field(repr=False)
+    trace: int
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel parameter: name, PTX type, place in the parameter block."""
+
+    name: str
+    type: str
+    offset: int
+    bytes: int
+    is_array: bool
+
+
+class Machine:
+    """A GPU with global memory of its own.
+
+    Args:
+        sm: the chip, such as "100a", "103a", "120a", "90"; it refuses PTX that does not run there.
+        seed: of the schedules; a launch may override it.
+        checks: what is watched.
+    """
+
+    def __init__(self, sm: str = "100a", seed: int = 0, checks: Checks | None = None) -> None:
+        self._native = _sim.Machine(sm)
+        self._seed = seed
+        self._checks = checks or Checks()
+        self._buffers: dict[int, tuple[np.ndarray, int]] = {}
+
+    def load(self, ptx: str) -> Module:
+        """Parses a module; every instruction of its entries is looked up in the table.
+
+        Args:
+            ptx: the text.
+
+        Returns:
+            The module.
+
+        Raises:
+            PtxError: for anything that is not PTX or is not modelled.
+        """
+        try:
+            return Module(self, self._native.load(ptx))
+        except RuntimeError as error:
+            raise PtxError(str(error)) from None
+
+    def empty(self, shape: Size, dtype: Any) -> np.ndarray:
+        """An array that counts as not written, until kernels write it.
+
+        Args:
+            shape: of the array.
+            dtype: of the array.
+
+        Returns:
+            The array, filled with 0xCC; it stays mapped as long as the machine lives.
+        """
+        array = np.frombuffer(
+            bytearray(b"\xcc" * (int(np.prod(shape)) * np.dtype(dtype).itemsize)), dtype
+        ).reshape(shape)
+        self._map(array, initialized=False)
+        return array
+
+    def address(self, array: np.ndarray) -> int:
+        """The device address of an array, mapped now and for good.
+
+        Args:
+            array: contiguous; the machine keeps it alive.
+
+        Returns:
+            The address.
+        """
+        key = array.__array_interface__["data"][0]
+        if key not in self._buffers:
+            self._map(array, initialized=True)
+        return self._buffers[key][1]
+
+    def _map(self, array: np.ndarray, *, initialized: bool) -> None:
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                "array: expected a C-contiguous array; pass np.ascontiguousarray(array)"
+            )
+        key = array.__array_interface__["data"][0]
+        name = f"array {len(self._buffers)}: {array.dtype}{list(array.shape)}"
+        address = self._native.map(name, key, array.nbytes, array.flags.writeable, initialized)
+        self._buffers[key] = (array, address)
+
+
+class Module:
+    """PTX that a machine has loaded. Made by `Machine.load`."""
+
+    def __init__(self, machine: Machine, native: Any) -> None:
+        self._machine = machine
+        self._native = native
+
+    @property
+    def entries(self) -> list[str]:
+        """Names of the kernels."""
+        return self._native.entries()
+
+    def parameters(self, entry: str) -> list[Parameter]:
+        """The parameters of a kernel.
+
+        Args:
+            entry: its name.
+
+        Returns:
+            One description for each, in order.
+        """
+        return [Parameter(*values) for values in self._native.parameters(entry)]
+
+    def launch(
+        self,
+        entry: str,
+        grid: Size,
+        block: Size,
+        cluster: Size = 1,
+        smem: int = 0,
+        args: Sequence[Any] = (),
+        seed: int | None = None,
+        max_instructions: int = _DEFAULT_BUDGET,
+    ) -> Report:
+        """Runs a kernel to its end.
+
+        Args:
+            entry: name of the kernel.
+            grid: CTAs in x, y, z; missing ones are 1.
+            block: threads of a CTA.
+            cluster: CTAs of a cluster.
+            smem: bytes of dynamic shared memory.
+            args: one for each parameter: an array (its device address is passed, and its memory is
+                mapped for this launch), a number of the parameter's type, or bytes.
+            seed: of the schedule; by default the machine's.
+            max_instructions: a launch that executes more ends as a timeout.
+
+        Returns:
+            What the launch did.
+
+        Raises:
+            SimulationError: if the kernel did what it must not do.
+            ValueError: if the launch itself is wrong.
+        """
+        mapped: list[int] = []
+        machine = self._machine
+        try:
+            parameters = self._pack(entry, args, mapped)
+            raw = machine._native.launch(
+                self._native, entry, _size(grid), _size(block), _size(cluster), smem, parameters,
+                machine._seed if seed is None else seed, max_instructions, machine._checks.races,
+                machine._checks.uninitialized,
+            )  # fmt: skip
+        finally:
+            for address in mapped:
+                machine._native.unmap(address)
+        fault = raw.pop("fault")
+        report = Report(**raw)
+        if fault is not None:
+            raise SimulationError(*fault, report)
+        return report
+
+    def _pack(self, entry: str, args: Sequence[Any], mapped: list[int]) -> bytes:
+        if entry not in self.entries:
+            raise ValueError(f"entry: {entry!r} is not in the module; it has {self.entries}")
+        parameters = self.parameters(entry)
+        if len(args) != len(parameters):
+            names = ", ".join(f"{p.name}: {p.type}" for p in parameters)
+            raise ValueError(
+                f"args: {entry!r} takes {len(parameters)} parameters ({names}), got {len(args)}"
+            )
+        end = max((p.offset + p.bytes for p in parameters), default=0)
+        block = bytearray(end)
+        for p, arg in zip(parameters, args, strict=True):
+            block[p.offset : p.offset + p.bytes] = self._value(p, arg, mapped)
+        return bytes(block)
+
+    def _value(self, p: Parameter, arg: Any, mapped: list[int]) -> bytes:
+        if isinstance(arg, bytes | bytearray):
+            if len(arg) != p.bytes:
+                raise ValueError(f"args: {p.name!r} has {p.bytes} bytes, got {len(arg)}")
+            return bytes(arg)
+        if isinstance(arg, np.ndarray) and arg.ndim > 0:
+            return struct.pack("<Q", self._device_address(p, arg, mapped))
+        if p.is_array or p.type not in _PACK:
+            raise ValueError(f"args: {p.name!r} is {p.bytes} bytes of {p.type}; pass bytes")
+        try:
+            return struct.pack("<" + _PACK[p.type], arg)
+        except struct.error as error:
+            raise ValueError(f"args: {p.name!r} is a {p.type}, got {arg!r}: {error}") from None
+
+    def _device_address(self, p: Parameter, array: np.ndarray, mapped: list[int]) -> int:
+        if p.bytes != 8 or p.is_array:
+            raise ValueError(f"args: {p.name!r} is {p.type}, which is no pointer; got an array")
+        if not array.flags.c_contiguous:
+            raise ValueError(f"args: {p.name!r}: expected a C-contiguous array")
+        key = array.__array_interface__["data"][0]
+        known = self._machine._buffers.get(key)
+        if known is not None:
+            return known[1]
+        address = self._machine._native.map(p.name, key, array.nbytes, array.flags.writeable, True)
+        mapped.append(address)
+        return address
+
+
+def count_forms() -> int:
+    """Number of instruction forms that the machine's table describes."""
+    return _sim.count_forms()
+
+
+def unreached_forms() -> list[str]:
+    """Alternatives of table rows that no launch of this process has executed."""
+    return [
+        f"{opcode} [{modifiers}] ({operands})" + (f": .{alternative}" if alternative else "")
+        for opcode, modifiers, operands, alternative in _sim.unreached_forms()
+    ]
+
+
+def _size(size: Size) -> tuple[int, int, int]:
+    values = [size] if isinstance(size, int) else list(size)
+    if not 1 <= len(values) <= 3:
+        raise ValueError(f"a size has one to three dimensions, got {size!r}")
+    x, y, z = (*values, 1, 1)[:3]
+    return x, y, z

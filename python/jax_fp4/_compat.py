@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.core
 import numpy as np
-from jax._src import config as _config
 
 
 def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
@@ -61,23 +60,3 @@ def runtime_ffi_api_version() -> tuple[int, int] | None:
     if found[0] is None or found[1] is None:
         return None
     return int(found[0][1]), int(found[1][1])
-
-
-def _no_environment_value(value: Any) -> None:
-    if isinstance(value, str):
-        raise ValueError(
-            f"JAX_FP4_DEFAULT_RECIPE is set to {value!r}, but recipes are objects: "
-            "unset it and pass recipe=..., or use jax_fp4.use_recipe"
-        )
-
-
-# A value of JAX's own context, since only that enters the cache key of jit: with a context variable
-# of ours, a function traced under one recipe would silently keep it under another.
-default_recipe = _config.string_or_object_state(
-    "jax_fp4_default_recipe",
-    None,
-    "The recipe of jax_fp4.dot where none is passed; set it with jax_fp4.use_recipe.",
-    validator=_no_environment_value,
-    include_in_jit_key=True,
-    include_in_trace_context=True,
-)

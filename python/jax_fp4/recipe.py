@@ -13,7 +13,9 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-from jax_fp4 import _check, _compat
+import jax
+
+from jax_fp4 import _check
 from jax_fp4.formats import (
     FP8_E4M3,
     FP8_E5M2,
@@ -188,6 +190,11 @@ RECIPES: dict[str, Recipe] = {
 """The named recipes by name."""
 
 
+# A context of JAX's, since only such a one is part of the cache key of jit: with a variable of ours,
+# a function traced under one recipe would silently keep it under another.
+_default = jax.make_user_context(default_value=None)
+
+
 @contextlib.contextmanager
 def use_recipe(recipe: Recipe) -> Iterator[None]:
     """Makes ``recipe`` the default of every dot that is called or traced inside the block.
@@ -201,14 +208,14 @@ def use_recipe(recipe: Recipe) -> Iterator[None]:
         Nothing.
     """
     _check.instance("use_recipe", "recipe", recipe, Recipe, "jax_fp4.recipes.NVFP4")
-    with _compat.default_recipe(recipe):
+    with _default(recipe):
         yield
 
 
 def resolve(where: str, recipe: Recipe | None) -> Recipe:
     """``recipe``, or else the default in force."""
     if recipe is None:
-        current = _compat.default_recipe.value
+        current = _default.value
         return recipes.NVFP4 if current is None else current
     _check.instance(where, "recipe", recipe, Recipe, "jax_fp4.recipes.NVFP4")
     return recipe

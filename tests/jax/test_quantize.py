@@ -214,7 +214,7 @@ def test_quantize_both_equals_two_quantizes(
         col = {name: value for name, value in col.items() if name != "amax"}
     words = {"seed": jnp.array(SEED, jnp.uint32)}
     seed = words if "stochastic" in (row.get("rounding"), col.get("rounding")) else {}
-    for shape in ((45, 70), (2, 3, 16, 33), (1, 129)):
+    for shape in ((45, 70), (2, 3, 16, 33)):
         x = random_matrix(3, shape, "bfloat16")
         first, second = fp4.quantize_both(x, format, row=row, col=col, **seed)
         for got, axis, options in ((first, -1, row), (second, -2, col)):

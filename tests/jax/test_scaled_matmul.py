@@ -40,9 +40,9 @@ def test_every_pair_of_formats(left: fp4.Format, right: fp4.Format) -> None:
     assert (np.asarray(product) != 0).mean() > 0.5
 
 
-@pytest.mark.parametrize("m", [1, 5, 33, 129])
-@pytest.mark.parametrize("n", [1, 17, 64])
-@pytest.mark.parametrize("k", [1, 2, 15, 31, 96, 160])
+@pytest.mark.parametrize("m", [1, 33, 129])
+@pytest.mark.parametrize("n", [1, 17])
+@pytest.mark.parametrize("k", [1, 15, 31, 96, 160])
 def test_shapes_that_no_block_divides(m: int, n: int, k: int) -> None:
     """Any M, N and K; one non-zero in the last columns is not lost (the tail of K)."""
     x = np.zeros((m, k), np.float32)
@@ -210,3 +210,12 @@ def test_the_result_rounds_to_f16_by_overflow_to_inf() -> None:
     a = fp4.quantize(encode(np.full((1, 64), 300.0, np.float32), "float32"))
     got = widen(fp4.scaled_matmul(a, a, out_dtype=jnp.float16))
     assert np.isposinf(got).all()
+
+
+def test_a_shared_operand_is_not_copied_for_every_example() -> None:
+    """Under vmap an operand without a batch axis stays [1, ...] in the primitive."""
+    stacked = jax.vmap(fp4.quantize)(gaussian(21, (7, 5, 40)))
+    shared = fp4.quantize(jnp.ones((6, 40)))
+    jaxpr = jax.make_jaxpr(jax.vmap(fp4.scaled_matmul, (0, None)))(stacked, shared)
+    (call,) = [e for e in jaxpr.eqns if e.primitive.name == "jax_fp4_scaled_matmul"]
+    assert [v.aval.shape[0] for v in call.invars] == [7, 7, 7, 1, 1, 1]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from support.numerics_library import NumericsLibrary, build
+from support.numerics_library import NumericsLibrary, library
 
 
 @pytest.fixture(scope="session")
-def numerics(tmp_path_factory: pytest.TempPathFactory) -> NumericsLibrary:
-    return build(tmp_path_factory.mktemp("numerics"))
+def numerics() -> NumericsLibrary:
+    return library()

@@ -9,16 +9,15 @@ that all of its output was written and nothing else.
 import contextlib
 import ctypes
 import functools
-import hashlib
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.native import shared_library
+from support.repository import ROOT
+
 LEVELS = {"model": 0, "portable": 1, "avx512": 2, "amx": 3}
 FORMATS = {
     "NVFP4": (4, 16),
@@ -60,24 +59,7 @@ def library() -> ctypes.CDLL:
     """The compiled library; built once per state of its sources."""
     folder = ROOT / "csrc" / "cpu"
     sources = [*sorted(folder.glob("quantize*.cc")), folder / "cpu.cc"]
-    sources.append(ROOT / "tests" / "cpu" / "cpu_c.cc")
-    headers = [
-        folder / "cpu.h",
-        *folder.glob("quantize*.h"),
-        *(ROOT / "csrc" / "numerics").glob("*.h"),
-    ]
-    digest = hashlib.sha256()
-    for path in [*sources, *sorted(headers)]:
-        digest.update(path.read_bytes())
-    target = ROOT / "build" / "tests" / f"cpu_c-{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-        partial = target.with_suffix(".part")
-        command = ["g++", *flags, "-I", str(ROOT / "csrc"), "-o", str(partial)]
-        subprocess.run([*command, *map(str, sources)], check=True)
-        partial.rename(target)
-    return ctypes.CDLL(str(target))
+    return shared_library("quantize", [*sources, ROOT / "tests" / "cpu" / "cpu_c.cc"], "-O3")
 
 
 def is_available(level: str) -> bool:

@@ -5,18 +5,14 @@ start as NaN.
 """
 
 import ctypes
-import hashlib
 import mmap
-import os
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from oracles import pack, tables
+from support.native import shared_library
 from support.repository import ROOT
 
 ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
@@ -24,7 +20,6 @@ SCALES = ("ue4m3", "ue8m0", "unit")
 DTYPES = ("f32", "bf16", "f16")
 LEVELS = ("model", "portable", "avx512", "amx")
 NAN_SCALE = {"ue4m3": 0x7F, "ue8m0": 0xFF, "unit": 0xFF}
-FLAGS = ("-std=c++20", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 
 _CANARY = 0xA5
 _MARGIN = 64
@@ -78,21 +73,7 @@ def library() -> ctypes.CDLL:
         ROOT / "csrc/cpu/cpu.cc",
         ROOT / "tests/cpu/gemm_c.cc",
     ]
-    headers = [*(ROOT / "csrc/cpu").glob("*.h"), *(ROOT / "csrc/numerics").glob("*.h")]
-    compiler = os.environ.get("CXX", "g++")
-    digest = hashlib.sha256(" ".join((compiler, *FLAGS)).encode())
-    for path in [*sources, *sorted(headers)]:
-        digest.update(path.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"jax_fp4_tests_{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    target = folder / f"gemm_{digest.hexdigest()[:16]}.so"
-    if not target.exists():
-        # Several test processes may build at once: each under its own name, the last one stays.
-        partial = target.with_suffix(f".{os.getpid()}")
-        include = f"-I{ROOT / 'csrc'}"
-        subprocess.run([compiler, *FLAGS, include, *map(str, sources), "-o", partial], check=True)
-        partial.rename(target)
-    return ctypes.CDLL(str(target))
+    return shared_library("gemm", sources, "-O3")
 
 
 def levels() -> tuple[str, ...]:

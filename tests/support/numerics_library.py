@@ -5,28 +5,15 @@ functions in a loop over arrays. The flags that matter to numbers are those of t
 """
 
 import ctypes
-import os
-import shlex
-import subprocess
-from pathlib import Path
+import functools
 from typing import Any
 
 import numpy as np
 
+from support.native import shared_library
 from support.repository import ROOT
 
 SOURCE = ROOT / "tests" / "numerics" / "numerics_c.cc"
-FLAGS = (
-    "-std=c++20",
-    "-O2",
-    "-ffp-contract=off",
-    "-Wall",
-    "-Wextra",
-    "-Werror",
-    "-shared",
-    "-fPIC",
-)
-
 # Numbers of the C++ enumerations, and of kFormats in numerics_c.cc.
 ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 SCALES = ("ue4m3", "ue8m0")
@@ -45,8 +32,8 @@ class NumericsLibrary:
     np.int64 and np.float32 scalars as they are. Arrays must have the C function's types.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
 
     def call(self, name: str, *arguments: Any, result: Any = None) -> Any:
         """Calls a function; `result` is its ctypes type, None for void."""
@@ -79,12 +66,9 @@ def _as_c(argument: Any) -> Any:
     return _C_SCALARS[type(argument)](argument.item())
 
 
-def build(folder: Path) -> NumericsLibrary:
-    """Compiles numerics_c.cc into `folder` with $CXX (default: c++) and loads it."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    path = folder / "libnumerics.so"
-    command = [*compiler, *FLAGS, f"-I{ROOT / 'csrc'}", str(SOURCE), "-o", str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode != 0:
-        raise RuntimeError(f"{shlex.join(command)}\n{run.stderr}")
-    return NumericsLibrary(path)
+@functools.cache
+def library() -> NumericsLibrary:
+    """csrc/numerics with warnings as errors: headers must compile clean in any program."""
+    return NumericsLibrary(
+        shared_library("numerics", [SOURCE], "-O2", "-Wall", "-Wextra", "-Werror")
+    )

@@ -47,7 +47,9 @@ def final_losses(corpus: corpora.Corpus, *recipes: str) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def sound(corpus: corpora.Corpus) -> dict[str, float]:
     """The runs without a bug."""
-    return final_losses(corpus, "BF16", "NVFP4", "NVFP4_RN")
+    losses = final_losses(corpus, "BF16", "NVFP4", "NVFP4_RN")
+    print(", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
+    return losses
 
 
 def gap_percent(loss: float, sound: dict[str, float]) -> float:
@@ -146,7 +148,9 @@ def test_planted_bug_costs_at_least_5_percent(
     bug: str, sound: dict[str, float], corpus: corpora.Corpus
 ) -> None:
     """Each bug is unmistakable in the loss."""
-    assert gap_percent(final_losses(corpus, "NVFP4")["NVFP4"], sound) >= 5.0, bug
+    gap = gap_percent(final_losses(corpus, "NVFP4")["NVFP4"], sound)
+    print(f"{bug}: {gap:+.2f} %")
+    assert gap >= 5.0, bug
 
 
 def test_demo_averages_the_same_steps() -> None:

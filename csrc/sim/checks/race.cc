@@ -8,58 +8,82 @@ bool both_atomic(u32 pc, bool atomic) { return atomic && (pc & kAtomicAccess) !=
 
 }  // namespace
 
+// Calls f for the history of every word of the access, or of every byte where that is not possible.
+template <class F>
+void RaceChecker::each_record(u64 offset, u32 bytes, F f) {
+  for (u64 at = offset; at < offset + bytes;) {
+    AccessHistory& word = words_[at / 4];
+    const bool whole = at % 4 == 0 && at + 4 <= offset + bytes;
+    if (whole && word.write != kSplit) {
+      f(word);
+      at += 4;
+      continue;
+    }
+    if (word.write != kSplit) {
+      split_[at / 4].fill(word);
+      word.write = kSplit;
+    }
+    std::array<AccessHistory, 4>& parts = split_[at / 4];
+    do f(parts[at % 4]);
+    while (++at % 4 != 0 && at < offset + bytes);
+  }
+}
+
+void RaceChecker::read_record(AccessHistory& record, const Access& access, RaceConflict& conflict) {
+  const u32 stored_pc = access.pc | (access.atomic ? kAtomicAccess : 0);
+  if (!happened_before(record.write, access.now) && !both_atomic(record.write_pc, access.atomic))
+    conflict = {true, true, record.write, record.write_pc & ~kAtomicAccess};
+  if (record.read == kSharedReads) {
+    ReadSet& set = sets_[record.read_pc];
+    std::size_t k = 0;
+    while (k < set.reads.size() && agent_of(set.reads[k]) != access.agent) ++k;
+    if (k == set.reads.size()) {
+      set.reads.push_back(access.epoch);
+      set.pcs.push_back(stored_pc);
+    } else {
+      set.reads[k] = access.epoch;
+      set.pcs[k] = stored_pc;
+    }
+  } else if (record.read == 0 || agent_of(record.read) == access.agent ||
+             happened_before(record.read, access.now)) {
+    record.read = access.epoch;
+    record.read_pc = stored_pc;
+  } else {
+    sets_.push_back({{record.read, access.epoch}, {record.read_pc, stored_pc}});
+    record.read = kSharedReads;
+    record.read_pc = static_cast<u32>(sets_.size() - 1);
+  }
+}
+
+void RaceChecker::write_record(AccessHistory& record, const Access& access,
+                               RaceConflict& conflict) {
+  if (!happened_before(record.write, access.now) && !both_atomic(record.write_pc, access.atomic))
+    conflict = {true, true, record.write, record.write_pc & ~kAtomicAccess};
+  if (record.read == kSharedReads) {
+    const ReadSet& set = sets_[record.read_pc];
+    for (std::size_t k = 0; k < set.reads.size(); ++k)
+      if (!happened_before(set.reads[k], access.now) && !both_atomic(set.pcs[k], access.atomic))
+        conflict = {true, false, set.reads[k], set.pcs[k] & ~kAtomicAccess};
+  } else if (!happened_before(record.read, access.now) &&
+             !both_atomic(record.read_pc, access.atomic)) {
+    conflict = {true, false, record.read, record.read_pc & ~kAtomicAccess};
+  }
+  record = {access.epoch, access.pc | (access.atomic ? kAtomicAccess : 0), 0, 0};
+}
+
 RaceConflict RaceChecker::read(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc,
                                bool atomic) {
   RaceConflict conflict;
-  const Epoch epoch = make_epoch(agent, now[agent]);
-  const u32 stored_pc = pc | (atomic ? kAtomicAccess : 0);
-  for (u64 i = offset; i < offset + bytes; ++i) {
-    ByteHistory& byte = history_[i];
-    if (!happened_before(byte.write, now) && !both_atomic(byte.write_pc, atomic))
-      conflict = {true, true, byte.write, byte.write_pc & ~kAtomicAccess};
-    if (byte.read == kSharedReads) {
-      ReadSet& set = sets_[byte.read_pc];
-      std::size_t k = 0;
-      while (k < set.reads.size() && agent_of(set.reads[k]) != agent) ++k;
-      if (k == set.reads.size()) {
-        set.reads.push_back(epoch);
-        set.pcs.push_back(stored_pc);
-      } else {
-        set.reads[k] = epoch;
-        set.pcs[k] = stored_pc;
-      }
-    } else if (byte.read == 0 || agent_of(byte.read) == agent ||
-               happened_before(byte.read, now)) {
-      byte.read = epoch;
-      byte.read_pc = stored_pc;
-    } else {
-      sets_.push_back({{byte.read, epoch}, {byte.read_pc, stored_pc}});
-      byte.read = kSharedReads;
-      byte.read_pc = static_cast<u32>(sets_.size() - 1);
-    }
-  }
+  const Access access{agent, make_epoch(agent, now[agent]), now, pc, atomic};
+  each_record(offset, bytes, [&](AccessHistory& r) { read_record(r, access, conflict); });
   return conflict;
 }
 
 RaceConflict RaceChecker::write(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc,
                                 bool atomic) {
   RaceConflict conflict;
-  const Epoch epoch = make_epoch(agent, now[agent]);
-  for (u64 i = offset; i < offset + bytes; ++i) {
-    ByteHistory& byte = history_[i];
-    if (!happened_before(byte.write, now) && !both_atomic(byte.write_pc, atomic))
-      conflict = {true, true, byte.write, byte.write_pc & ~kAtomicAccess};
-    if (byte.read == kSharedReads) {
-      const ReadSet& set = sets_[byte.read_pc];
-      for (std::size_t k = 0; k < set.reads.size(); ++k)
-        if (!happened_before(set.reads[k], now) && !both_atomic(set.pcs[k], atomic))
-          conflict = {true, false, set.reads[k], set.pcs[k] & ~kAtomicAccess};
-      if (byte.read_pc + 1 == sets_.size()) sets_.pop_back();
-    } else if (!happened_before(byte.read, now) && !both_atomic(byte.read_pc, atomic)) {
-      conflict = {true, false, byte.read, byte.read_pc & ~kAtomicAccess};
-    }
-    byte = {epoch, pc | (atomic ? kAtomicAccess : 0), 0, 0};
-  }
+  const Access access{agent, make_epoch(agent, now[agent]), now, pc, atomic};
+  each_record(offset, bytes, [&](AccessHistory& r) { write_record(r, access, conflict); });
   return conflict;
 }
 

@@ -2,12 +2,15 @@
 //
 // An agent is a warp of a cluster; its own clock counts its releases. An access (agent, clock) happens
 // before another one if the other's agent has, through barriers and the like, seen that clock. Each
-// byte of shared memory remembers its last write and the reads since (one epoch, or a vector of clocks
-// where several agents have read it): Flanagan and Freund, "FastTrack" (PLDI 2009).
+// word of shared memory remembers its last write and the reads since (one epoch, or a set of epochs
+// where several agents have read it): Flanagan and Freund, "FastTrack" (PLDI 2009). A word that was
+// accessed in parts has a history for each byte instead.
 //
 // Lanes of one warp count as one agent: races inside a warp are not looked for.
 #pragma once
 
+#include <array>
+#include <unordered_map>
 #include <vector>
 
 #include "numerics/base.h"
@@ -35,13 +38,15 @@ inline bool happened_before(Epoch epoch, const VectorClock& now) {
 }
 
 inline constexpr u32 kAtomicAccess = 1u << 31;  // in a program counter: the access was atomic
-inline constexpr Epoch kSharedReads = ~0u;      // `read` of a byte that several agents have read
+inline constexpr Epoch kSharedReads = ~0u;      // `read` of a place that several agents have read
+inline constexpr Epoch kSplit = ~0u - 1;        // `write` of a word whose bytes have their own histories
 
-struct ByteHistory {
+struct AccessHistory {
   Epoch write = 0;
   u32 write_pc = 0;
   Epoch read = 0;
   u32 read_pc = 0;  // where read == kSharedReads: number of a ReadSet
+                    // where write == kSplit: the whole record is unused
 };
 
 // The reads of a byte by several agents.
@@ -59,14 +64,27 @@ struct RaceConflict {
 
 class RaceChecker {
  public:
-  explicit RaceChecker(u64 bytes) : history_(bytes) {}
+  explicit RaceChecker(u64 bytes) : words_((bytes + 3) / 4) {}
 
   // Each records an access of agent (its clocks: `now`) and returns what it races with.
   RaceConflict read(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc, bool atomic);
   RaceConflict write(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc, bool atomic);
 
  private:
-  std::vector<ByteHistory> history_;
+  struct Access {
+    u32 agent;
+    Epoch epoch;
+    const VectorClock& now;
+    u32 pc;
+    bool atomic;
+  };
+  template <class F>
+  void each_record(u64 offset, u32 bytes, F f);
+  void read_record(AccessHistory& record, const Access& access, RaceConflict& conflict);
+  void write_record(AccessHistory& record, const Access& access, RaceConflict& conflict);
+
+  std::vector<AccessHistory> words_;
+  std::unordered_map<u64, std::array<AccessHistory, 4>> split_;
   std::vector<ReadSet> sets_;
 };
 

@@ -37,6 +37,26 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
   const u32* slots = program.slots.data() + c.vectors[0];
   const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_read : AccessKind::read;
   const bool extend = is_signed(type);
+  // Parameters and constants at a fixed address: one access serves all lanes.
+  if (c.src[0] == kNoSlot && (c.space == Space::param || c.space == Space::constant) && bytes < 16) {
+    const u8* data = access(w, c, std::countr_zero(mask), c.space,
+                            static_cast<u64>(c.offset[0]), bytes * count, kind);
+    for (u32 k = 0; k < count; ++k, data += bytes) {
+      u64 value = 0;
+      std::memcpy(&value, data, bytes);
+      if (extend)
+        value = static_cast<u64>(static_cast<i64>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+      if (c.width == 64) {
+        const Out<u64> d(w, slots[k]);
+        each_lane(mask, [&](int i) { d.set(i, value); });
+      } else {
+        const u32 cut = c.width < 32 ? (1u << c.width) - 1 : ~0u;
+        const Out<u32> d(w, slots[k]);
+        each_lane(mask, [&](int i) { d.set(i, static_cast<u32>(value) & cut); });
+      }
+    }
+    return;
+  }
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const u64 address = address_of(w, c, lane, c.src[0], 0);

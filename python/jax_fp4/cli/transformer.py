@@ -27,9 +27,9 @@ import jax_fp4
 VOCABULARY = 256  # bytes
 _ROTARY_BASE = 10000.0
 _NORM_EPSILON = 1e-6
-# Of every initial weight, GPT-2's. Small for this width, which helps twice: after 150 steps the bf16
-# loss is lower than with 1 / sqrt(fan-in), and the gap of NVFP4 is half as large, since what is
-# rounded then is mostly learned.
+# Of every initial weight, GPT-2's. With the usual 1 / sqrt(fan-in), larger at these widths, the gaps
+# to bf16 were 2.6 % (NVFP4) and 2.2 % (NVFP4_RN) instead of 0.8 % and 0.4 % after 500 steps of the
+# tiny size, at almost the same bf16 loss.
 _INITIAL_STD = 0.02
 
 Params = dict[str, Any]
@@ -64,7 +64,7 @@ class Size:
 
 
 SIZES: dict[str, Size] = {
-    "tiny": Size(128, 3, 512, 4, context=128, batch=8, learning_rate=2e-3),  # 0.6 M parameters
+    "tiny": Size(128, 3, 512, 4, context=128, batch=8, learning_rate=1e-3),  # 0.6 M parameters
     "small": Size(256, 6, 1024, 8, context=256, batch=8, learning_rate=1e-3),  # 4.8 M
     "medium": Size(512, 8, 2048, 8, context=256, batch=16, learning_rate=6e-4),  # 25 M
 }

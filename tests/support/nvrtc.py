@@ -1,0 +1,53 @@
+"""CUDA C++ to PTX by NVRTC, which needs no GPU and no driver (PyPI: nvidia-cuda-nvrtc-cu12)."""
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from support.repository import ROOT
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """libnvrtc of the environment; the calling test is skipped where there is none."""
+    namespace = importlib.util.find_spec("nvidia")
+    folders = list(namespace.submodule_search_locations or []) if namespace else []
+    for folder in folders:
+        for path in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.12")):
+            return ctypes.CDLL(str(path))
+    pytest.skip("no libnvrtc.so.12: pip install nvidia-cuda-nvrtc-cu12==12.9.86")
+
+
+@functools.cache
+def compile_to_ptx(text: str, architecture: str = "sm_100a") -> str:
+    """The PTX of a translation unit; csrc/ is on the include path, products are not fused."""
+    nvrtc = library()
+    program = ctypes.c_void_p()
+    assert not nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), text.encode(), b"test.cu", 0, None, None
+    )
+    options = [
+        b"--std=c++20",
+        b"--fmad=false",
+        f"--gpu-architecture={architecture}".encode(),
+        f"--include-path={ROOT / 'csrc'}".encode(),
+    ]
+    status = nvrtc.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
+
+    def fetch(size_function: str, function: str) -> str:
+        size = ctypes.c_size_t()
+        assert not getattr(nvrtc, size_function)(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        assert not getattr(nvrtc, function)(program, buffer)
+        return buffer.value.decode()
+
+    log = fetch("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
+    ptx = "" if status else fetch("nvrtcGetPTXSize", "nvrtcGetPTX")
+    assert not nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    assert ptx, log
+    return ptx

@@ -132,7 +132,7 @@ def test_members_that_diverged_are_waited_for() -> None:
     [
         ("shfl.sync.idx.b32 r1, r0, 0, 31, 0x1;", "does not name the lane"),
         ("setp.lt.u32 p, r0, 16; @p shfl.sync.idx.b32 r1, r0, 0, 31, 0xffffffff;", "the guard keeps them from it"),
-        ("setp.lt.u32 p, r0, 16; @p bra A; shfl.sync.idx.b32 r1, r0, 0, 31, -1; bra B;\nA: shfl.sync.idx.b32 r1, r0, 0, 31, -1;\nB:", "lanes 16-31 are at"),
+        ("setp.lt.u32 p, r0, 16; @p bra A; shfl.sync.idx.b32 r1, r0, 0, 31, -1; bra B;\nA: shfl.sync.idx.b32 r1, r0, 0, 31, -1;\nB:", "lanes 0-15 are at"),
         ("setp.lt.u32 p, r0, 16; @p exit; shfl.sync.idx.b32 r1, r0, 0, 31, -1;", "lane 0, which takes no part"),
     ],
 )  # fmt: skip

@@ -88,6 +88,8 @@ struct Warp {
   u32 patience = 0;  // leaders until another fragment gets its turn
   u32 forced = 0;    // leaders that the current fragment may still run out of order
   bool yield = false;
+  bool end_turn = false;  // another warp's turn after this instruction
+  u64 executed = 0;       // instructions of this turn
   bool queued = false;
   bool finished = false;
 

@@ -53,6 +53,8 @@ u64 special_value(const Warp& warp, Special special, int lane) {
   const u32 thread = warp.id * kLanes + static_cast<u32>(lane);
   const Dim3 &block = spec.block, &grid = spec.grid, &cluster = spec.cluster;
   const u32 bit = 1u << lane;
+  // One instruction of any warp is one tick.
+  const u64 ticks = warp.launch->instructions + warp.executed;
   switch (special) {
     case Special::tid_x: return thread % block.x;
     case Special::tid_y: return thread / block.x % block.y;
@@ -95,13 +97,12 @@ u64 special_value(const Warp& warp, Special special, int lane) {
     case Special::total_smem_size:
     case Special::aggr_smem_size: return warp.launch->shared_bytes();
     case Special::is_explicit_cluster: return cluster.count() > 1;
-    // One instruction of any warp is one tick.
     case Special::clock:
-    case Special::globaltimer_lo: return static_cast<u32>(warp.launch->instructions);
+    case Special::globaltimer_lo: return static_cast<u32>(ticks);
     case Special::clock_hi:
-    case Special::globaltimer_hi: return warp.launch->instructions >> 32;
+    case Special::globaltimer_hi: return ticks >> 32;
     case Special::clock64:
-    case Special::globaltimer: return warp.launch->instructions;
+    case Special::globaltimer: return ticks;
     case Special::shared_address: return u64{cta.rank} << kRankShift;
   }
   return 0;

@@ -238,6 +238,9 @@ class Lowerer {
         code.variant = static_cast<u16>(known.special);
         code.width = static_cast<u8>(known.bits);
         code.line = line;
+        code.marks_begin = static_cast<u32>(program_->checks.size());
+        program_->checks.push_back(slot);
+        code.marks_end = code.marks_begin + 1;
         program_->code.push_back(code);
         return slot;
       }

@@ -66,8 +66,9 @@ u64 Warp::run(u64 budget) {
   u64* const counts = launch->counts.data();
   u64* const lane_counts = launch->lane_counts.data();
   const bool uninitialized = launch->spec.checks.uninitialized;
-  u64 executed = 0;
-  while (executed < budget) {
+  executed = 0;
+  end_turn = false;
+  while (executed < budget && !end_turn) {
     if (fragments.size() > 1 && code[fragment().pc].leader && !select()) break;
     Fragment& f = fragment();
     const u32 pc = f.pc++;

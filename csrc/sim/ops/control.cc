@@ -87,7 +87,7 @@ void trap_lanes(Warp& w, const Code& c, u32 mask) {
 }
 
 void nothing(Warp&, const Code&, u32) {}
-void give_up_turn(Warp& w, const Code&, u32) { w.yield = true; }
+void give_up_turn(Warp& w, const Code&, u32) { w.end_turn = true; }
 
 void read_special_lanes(Warp& w, const Code& c, u32 mask) {
   each_lane(mask, [&](int i) {

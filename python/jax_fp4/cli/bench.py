@@ -143,7 +143,8 @@ def _interleave(
     peaks = []
     for repeat in range(repeats):
         peaks.append(_native.cpu_peak_flops(0.02))
-        for peer in peers:
+        first = repeat % len(peers)  # nobody always runs behind the same neighbour
+        for peer in peers[first:] + peers[:first]:
             index = repeat % sets
             begin = time.perf_counter()
             result = _wait(peer.call(index))
@@ -220,30 +221,33 @@ def _gemm_case(m: int, n: int, k: int, sets: int) -> tuple[str, str, float, int,
     bt = [x.T.copy() for x in b]
     qa, qb = [fp4.quantize(x) for x in a], [fp4.quantize(x) for x in b]
     ours = jax.jit(lambda a, b: fp4.scaled_matmul(a, b))
+    ours_bf16 = jax.jit(lambda a, b: fp4.scaled_matmul(a, b, out_dtype=jnp.bfloat16))
     theirs = jax.jit(lambda a, b: jnp.dot(a, b, preferred_element_type=jnp.float32))
     # Every sum of K f32 additions is within K * 2^-24 of the exact one, relative to sum(|terms|).
     bound = (k + 2) * 2.0**-24
     decoded = [[fp4.dequantize(x, jnp.float32) for x in side] for side in (qa, qb)]
     quantized = [_product_check(x, y, bound) for x, y in zip(*decoded, strict=True)]
+    rounded = [_product_check(x, y, 2.0**-8) for x, y in zip(*decoded, strict=True)]
     plain = [_product_check(x, y, bound) for x, y in zip(a, b, strict=True)]
     peers = [
         Peer(
-            "jax_fp4.scaled_matmul NVFP4",
+            "jax_fp4.scaled_matmul NVFP4 -> f32",
             lambda i: ours(qa[i], qb[i]),
             lambda i, r: quantized[i](r),
         ),
+        Peer("the same, -> bf16", lambda i: ours_bf16(qa[i], qb[i]), lambda i, r: rounded[i](r)),
         Peer("jnp.dot bf16 -> f32", lambda i: theirs(a[i], bt[i]), lambda i, r: plain[i](r)),
     ]
     torch = _optional("torch")
     if torch is not None:
         ta = [torch.from_numpy(np.asarray(x, np.float32)).bfloat16() for x in a]
         tb = [torch.from_numpy(np.asarray(x, np.float32)).bfloat16() for x in b]
-        rounded = [_product_check(x, y, 2.0**-8) for x, y in zip(a, b, strict=True)]
+        plain_rounded = [_product_check(x, y, 2.0**-8) for x, y in zip(a, b, strict=True)]
         peers.append(
             Peer(
-                "torch bf16 linear" if m == 1 else "torch bf16 mm",
+                "torch bf16 linear -> bf16",
                 lambda i: torch.nn.functional.linear(ta[i], tb[i]),
-                lambda i, r: rounded[i](r.float().numpy()),
+                lambda i, r: plain_rounded[i](r.float().numpy()),
             )
         )
     qwix = _optional("qwix")
@@ -253,14 +257,18 @@ def _gemm_case(m: int, n: int, k: int, sets: int) -> tuple[str, str, float, int,
         product = jax.jit(
             lambda a, b: qwix.dot_general(a, b, dims, preferred_element_type=jnp.float32)
         )
+        default = jax.jit(lambda a, b: qwix.dot_general(a, b, dims))
         # Its operands are scaled differently: compare with its own dequantized values.
         own = [
             _product_check(qwix.dequantize(x), qwix.dequantize(y), 2.0**-6)
             for x, y in zip(wa, wb, strict=True)
         ]
-        peers.append(
-            Peer("qwix nvfp4 dot", lambda i: product(wa[i], wb[i]), lambda i, r: own[i](r))
-        )
+        peers += [
+            Peer("qwix nvfp4 dot -> f32", lambda i: product(wa[i], wb[i]), lambda i, r: own[i](r)),
+            Peer(
+                "qwix nvfp4 dot, default", lambda i: default(wa[i], wb[i]), lambda i, r: own[i](r)
+            ),
+        ]
     work = 2.0 * m * n * k
     if m == 1:
         return f"decode 1 x {n} x {k}", "Gweight/s", n * k / 1e9, sets, peers

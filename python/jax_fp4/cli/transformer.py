@@ -27,7 +27,7 @@ import jax_fp4
 VOCABULARY = 256  # bytes
 _ROTARY_BASE = 10000.0
 _NORM_EPSILON = 1e-6
-# Of every initial weight, GPT-2's. With the usual 1 / sqrt(fan-in), larger at these widths, the gaps
+# Of every initial weight, as in GPT-2. With 1 / sqrt(fan-in), larger at these widths, the gaps
 # to bf16 were 2.6 % (NVFP4) and 2.2 % (NVFP4_RN) instead of 0.8 % and 0.4 % after 500 steps of the
 # tiny size, at almost the same bf16 loss.
 _INITIAL_STD = 0.02

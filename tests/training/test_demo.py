@@ -59,8 +59,8 @@ def test_default_model_and_text_train(tmp_path: Path) -> None:
     assert numbers["text"]["source"] == "the Python standard library"
     assert numbers["conditions"]["command"][2:] == ["jax_fp4", *command[3:]]
     for recipe in numbers["recipes"].values():
-        # Untrained, a byte costs ln 256 nats; three steps lower that, and no loss is NaN.
-        assert abs(recipe["losses"][0] - np.log(256)) < 0.15
+        # Untrained, a byte costs about ln 256 nats; three steps lower that, and no loss is NaN.
+        assert abs(recipe["losses"][0] - np.log(256)) < 0.3
         assert recipe["losses"][2] < recipe["losses"][0]
 
 

@@ -67,7 +67,7 @@ bench: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) .venv-* build dist out .pytest_cache .hypothesis .ruff_cache .import_linter_cache
-	find csrc python tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find csrc python tests -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A stamp is written last, so that an interrupted step runs again. The interpreter's version is part
 # of the name: another PYTHON makes another environment.

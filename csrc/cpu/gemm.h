@@ -4,15 +4,9 @@
 //   sum        = sum over k of A[b, m, k] * B[b, n, k], codes times block scales, in f32
 //   alpha_b    = fl(A.global_scale[b] * B.global_scale[b])
 //
-// Accuracy. A code has at most 4 significant bits and a scale 4 (UE4M3) or 1 (UE8M0), so every
-// term, a product of two codes and two scales, is exact in f32: only additions round, and a term
-// passes fewer than k of them, in whatever order. Each multiplies a partial sum by 1 + d,
-// |d| <= u = 2^-24, so
-//
-//   |sum - exact| <= ((1 + u)^k - 1) * sum(|terms|) + 2^-150,
-//
-// the last term for a result that is subnormal. Where sum(|terms|) < 2^24 * quantum (the largest
-// power of two that all terms are multiples of) every partial sum is an f32, and `sum` is exact.
+// Accuracy: docs/numerics.md section 8 has the contract and its derivation. In short, every term is
+// exact in f32, a term passes at most k additions, and where all partial sums are multiples of a
+// common quantum with at most 24 significant bits, `sum` is exact.
 //
 // `sum` depends on the two rows, on k, and on whether m or n is at most 8 (such products take
 // another path); not on the number of threads, nor on where in D the element lies.

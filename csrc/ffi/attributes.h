@@ -4,9 +4,10 @@
 //    hadamard=1 signs=55272 stream=1 layout=tiled"
 //
 // Readable in an HLO dump, and safe: a missing, unknown or malformed field is an error. The Python
-// side writes them in quantize.py (Copy.attribute) and block_array.py (operand_attribute).
+// side writes them in copies.py (Copy.attribute) and block_array.py (operand_attribute).
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <map>

@@ -4,20 +4,18 @@
 // (a partitioner that slices one operand and not the other), and a wrong product is worse than a
 // failed one. Names: V examples of a vmap, L leading dimensions, R x C the matrix.
 //
-//   target                 operands                                             results
-//   jax_fp4_amax           x [V,L,R,C], origin u32 [V,3]                        amax u32 [V,L];
-//   where asked for:
-//                                                                               rotated amax u32
-//                                                                               [V,L], fingerprint
-//                                                                               u32 [V]
-//   jax_fp4_quantize       x [V,L,R,C], origin u32 [V,3], then per copy:        per copy: values u8
-//   [V,L,R',bytes],
-//                          amax u32 [V,L] (tensor-scaled formats),              scales u8
-//                          [V,L,...], seed u32 [V,2] (stochastic) global_scale f32 [V,L]
-//   jax_fp4_dequantize     values u8 [L,R,bytes], scales u8 [L,...],            x [L,R,K]
-//                          global_scale f32 [L]
-//   jax_fp4_scaled_matmul  values, scales, global_scale of A and of B           D [B,M,N]
-//                          ([B or 1, ...]), bias [B or 1, N]?, C [B,M,N]?
+//   jax_fp4_amax           x [V,L,R,C], origin u32 [V,3]
+//                          -> amax u32 [V,L]; where asked for: amax of the rotated values u32 [V,L],
+//                             fingerprint u32 [V]
+//   jax_fp4_quantize       x [V,L,R,C], origin u32 [V,3]; then per copy: amax u32 [V,L] (formats with
+//                          a tensor scale), seed u32 [V,2] (stochastic)
+//                          -> per copy: values u8 [V,L,R',bytes], scales u8 [V,L,...],
+//                             global_scale f32 [V,L]
+//   jax_fp4_dequantize     values u8 [L,R,bytes], scales u8 [L,...], global_scale f32 [L]
+//                          -> x [L,R,K]
+//   jax_fp4_scaled_matmul  values, scales, global_scale of A, then of B, each with batch B or 1;
+//                          where given: bias [B or 1,N], C [B,M,N]
+//                          -> D [B,M,N]
 //
 // origin is the (lead, row, col) of x's first element in the logical tensor.
 #include "ffi/cpu_handlers.h"
@@ -27,6 +25,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cpu/gemm.h"
 #include "cpu/quantize.h"

@@ -22,8 +22,8 @@ enum class ScaleRule : u8 {
 };
 
 inline constexpr float kNVFP4TensorMax = 2688.0f;  // 6 * 448
-inline constexpr float kFourOverSixTensorMax =
-    1536.0f;  // 6 * 256: leaves room for scales 1.5x larger
+// 6 * 256: leaves room for scales that are 1.5x larger.
+inline constexpr float kFourOverSixTensorMax = 1536.0f;
 
 // The value that the largest element of a tensor is mapped to; 0 where there is no per-tensor
 // scale.
@@ -36,11 +36,13 @@ JAX_FP4_FN float tensor_max(const Format& format, bool four_over_six) {
   return 0.0f;
 }
 
-// amax >= 0 is the largest finite magnitude of the logical tensor.
+// amax >= 0 is the largest finite magnitude of the logical tensor. One that a caller gave can be
+// anything: a negative or non-finite one makes the tensor NaN instead of nonsense.
 JAX_FP4_FN TensorScale tensor_scale(const Format& format, float amax, bool four_over_six = false) {
   const float target = tensor_max(format, four_over_six);
   if (target == 0.0f) return {1.0f, 1.0f};
   if (amax == 0.0f) return {1.0f, 0.0f};
+  if (!(amax > 0.0f) || !is_finite(amax)) return {1.0f, kF32NaN};
   const float encode = minimum(target / amax, kF32Max);
   // A clamped encode scale no longer maps amax to target; its reciprocal is what was applied.
   return {encode, encode < kF32Max ? amax / target : 1.0f / kF32Max};

@@ -107,7 +107,6 @@ JAX_FP4_FN u32 encode_stochastic(const Minifloat& kind, float x, u32 random_byte
 }
 
 // ---- Scale bytes
-// ---------------------------------------------------------------------------------
 
 inline constexpr u32 kUE4M3NaN = 0x7F;
 inline constexpr u32 kUE8M0NaN = 0xFF;
@@ -135,7 +134,6 @@ JAX_FP4_FN u32 encode_ue8m0_up(float x) {
 }
 
 // ---- 16-bit floats
-// -------------------------------------------------------------------------------
 
 JAX_FP4_FN float decode_bf16(u32 bits) { return f32_of(bits << 16); }
 

@@ -1,11 +1,11 @@
 // Where the scale of (row, block) lies.
 //
 // linear: [rows, blocks], row-major; everything public or stored.
-// tiled:  [ceil(rows/128), ceil(blocks/4), 32, 4, 4] = (row tile, block tile, row % 32, row / 32 %
-// 4,
-//         block % 4), the 512-byte atom that tcgen05.cp and the block-scaled MMA read (PTX ISA,
-//         "scale factor layout"; the cuBLAS documentation has the same index as pseudo-code). Bytes
-//         of rows and blocks that do not exist are 0.
+// tiled:  [ceil(rows/128), ceil(blocks/4), 32, 4, 4]
+//         = (row tile, block tile, row % 32, row / 32 % 4, block % 4), the 512-byte atom that
+//         tcgen05.cp and the block-scaled MMA read (PTX ISA, "scale factor layout"; the cuBLAS
+//         documentation has the same index as pseudo-code). Bytes of rows and blocks that do not
+//         exist are 0.
 #pragma once
 
 #include "base.h"

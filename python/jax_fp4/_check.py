@@ -42,6 +42,15 @@ def float_array(where: str, argument: str, x: Any, *, min_rank: int = 0) -> jax.
             "convert it, for example with .astype(jnp.float32)",
             TypeError,
         )
+    if not x.dtype.isnative:
+        fail(
+            where,
+            argument,
+            "in the byte order of this machine",
+            str(x.dtype),
+            'convert it with .astype(x.dtype.newbyteorder("="))',
+            TypeError,
+        )
     if x.ndim < min_rank:
         fail(
             where,
@@ -86,7 +95,7 @@ def instance(where: str, argument: str, value: Any, kind: type, example: str) ->
         fail(
             where,
             argument,
-            f"a {kind.__name__}",
+            f"of type {kind.__name__}",
             f"{type(value).__name__} {value!r:.80}",
             f"pass for example {example}",
             TypeError,
@@ -123,7 +132,7 @@ def signs(where: str, argument: str, value: Any, default: int) -> int | None:
         return default
     is_list = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
     items: Sequence[Any] = list(value) if is_list else []
-    if len(items) != 16 or any(item not in (1, -1) for item in items):
+    if len(items) != 16 or any(np.ndim(item) or item not in (1, -1) for item in items):
         fail(
             where,
             argument,
@@ -193,7 +202,11 @@ def amax_value(where: str, given: Any, lead: tuple[int, ...]) -> jax.Array:
     """A given amax as float32 of shape ``lead``; what is known before tracing is checked."""
     way_out = "pass one amax, or one for each leading index"
     if isinstance(given, (int, float, np.generic)) and not isinstance(given, bool):
-        given = np.float32(given)
+        with np.errstate(over="ignore"):
+            rounded = np.float32(given)
+        if not np.isfinite(rounded) or (rounded == 0 and given != 0):
+            fail(where, "amax", "a number that float32 holds", repr(given), way_out)
+        given = rounded
     if not isinstance(given, (jax.Array, np.ndarray, np.generic)):
         fail(where, "amax", "a float32 scalar or array", type(given).__name__, way_out, TypeError)
     if given.dtype != np.float32 or given.shape not in ((), lead):

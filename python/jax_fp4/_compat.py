@@ -49,6 +49,18 @@ def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
     ]
 
 
+def gathered(x: jax.Array) -> jax.Array:
+    """``x`` with every explicitly sharded axis gathered; its gradient is sharded like ``x`` again.
+
+    A custom call computes on whole operands. On automatic meshes XLA gathers by itself; on explicit
+    ones the type says how ``x`` is sharded, and the results of a custom_vjp must have such types.
+    """
+    sharding = jax.typeof(x).sharding
+    if all(axis is None for axis in sharding.spec):
+        return x
+    return jax.sharding.reshard(x, jax.NamedSharding(sharding.mesh, jax.P(*[None] * x.ndim)))
+
+
 def runtime_ffi_api_version() -> tuple[int, int] | None:
     """The XLA FFI version of the running jaxlib, from the headers it ships; None if unknown."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"

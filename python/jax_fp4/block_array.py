@@ -15,7 +15,7 @@ from jax_fp4.formats import Format
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class BlockScaledArray:
     """An array in a block-scaled format, quantized along one axis.
 
@@ -38,6 +38,8 @@ class BlockScaledArray:
         length: logical elements along the quantized axis. With the Hadamard transform this is the
             original length rounded up to 16.
         dtype: dtype of the array that was quantized.
+        signs: the signs of the Hadamard transform that was applied, bit i set where element i of a
+            group was negated; None where the values are not rotated.
     """
 
     values: jax.Array
@@ -49,6 +51,7 @@ class BlockScaledArray:
     layout: str = dataclasses.field(metadata={"static": True})
     length: int = dataclasses.field(metadata={"static": True})
     dtype: np.dtype = dataclasses.field(metadata={"static": True})
+    signs: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -120,6 +123,26 @@ def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
     """``q`` is a BlockScaledArray whose parts fit together."""
     _check.instance(where, argument, q, BlockScaledArray, "what jax_fp4.quantize returns")
     way_out = "use what jax_fp4.quantize returned, or build its parts as the docstring says"
+    _check.instance(where, f"{argument}.format", q.format, Format, "jax_fp4.NVFP4")
+    _check.one_of(where, f"{argument}.layout", q.layout, ("linear", "tiled"))
+    for name, kind in (("values", jax.Array | np.ndarray), ("length", int), ("axis", int)):
+        if not isinstance(getattr(q, name), kind):
+            _check.fail(
+                where,
+                f"{argument}.{name}",
+                "an array" if name == "values" else "an int",
+                repr(getattr(q, name))[:80],
+                way_out,
+                TypeError,
+            )
+    if q.values.ndim < 2 or not -q.values.ndim <= q.axis < 0:
+        _check.fail(
+            where,
+            f"{argument}.axis",
+            f"negative, for values of rank 2 or more (here {q.values.ndim})",
+            str(q.axis),
+            way_out,
+        )
     for name, dtype in (("values", np.uint8), ("scales", np.uint8), ("global_scale", np.float32)):
         part = getattr(q, name)
         if part.dtype != dtype:
@@ -131,7 +154,7 @@ def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
                 way_out,
                 TypeError,
             )
-    lead, rows = q.values.shape[:-2], q.values.shape[-2] if q.values.ndim > 1 else 0
+    lead, rows = q.values.shape[:-2], q.values.shape[-2]
     expected = {
         "values": (*lead, rows, q.format.row_bytes(q.length)),
         "scales": (*lead, *q.format.scale_shape(q.layout, rows, q.length)),
@@ -161,5 +184,6 @@ def flatten_lead(q: BlockScaledArray) -> BlockScaledArray:
         axis=q.axis,
         layout=q.layout,
         length=q.length,
+        signs=q.signs,
         dtype=q.dtype,
     )

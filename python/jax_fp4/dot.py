@@ -6,6 +6,7 @@ They only name dimensions: every one of them becomes one product of matrices (pr
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,25 +30,25 @@ def _as_matrix(
 
 
 def _check_operand(where: str, name: str, x: Any) -> jax.Array:
-    if isinstance(x, (list, tuple)):
-        x = jnp.asarray(x)
     return _check.float_array(where, name, x)
 
 
 def _check_precision(where: str, precision: Any) -> None:
     """Precision values say nothing about a quantized product and are accepted; algorithms do."""
     for item in precision if isinstance(precision, tuple) else (precision,):
-        if item is None or isinstance(item, jax.lax.Precision):
-            continue
-        if isinstance(item, str) and item.lower() in ("default", "high", "highest", "fastest"):
-            continue
-        _check.fail(
-            where,
-            "precision",
-            "None, a jax.lax.Precision, or a pair of them",
-            repr(item),
-            "an explicit algorithm contradicts a quantized product; use jax.lax.dot_general for it",
-        )
+        try:
+            jax.lax.Precision(item)  # None, a Precision, or one of JAX's names for it
+        except ValueError:
+            is_algorithm = isinstance(item, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset, str))
+            _check.fail(
+                where,
+                "precision",
+                "None, a jax.lax.Precision, or a tuple of two of them",
+                repr(item),
+                "an explicit algorithm contradicts a quantized product; use jax.lax.dot_general"
+                if is_algorithm
+                else "drop it: it has no effect on a quantized product",
+            )
 
 
 def dot_general(
@@ -105,6 +106,7 @@ def _dot_general(
     if preferred_element_type is not None:
         out = _check.float_dtype(where, "preferred_element_type", preferred_element_type)
     contract, batch = _dimension_numbers(where, lhs, rhs, dimension_numbers)
+    lhs, rhs = _compat.gathered(lhs), _compat.gathered(rhs)
     free = [
         [i for i in range(x.ndim) if i not in c and i not in b]
         for x, c, b in zip((lhs, rhs), contract, batch, strict=True)
@@ -128,7 +130,7 @@ def _dimension_numbers(
     """Checked (contract, batch) dimensions of lhs and rhs, non-negative, in lhs's order."""
     way_out = "pass ((lhs contracting, rhs contracting), (lhs batch, rhs batch)) as in jax.lax"
     try:
-        pairs = [[[int(i) for i in side] for side in pair] for pair in dimension_numbers]
+        pairs = [[[operator.index(i) for i in side] for side in pair] for pair in dimension_numbers]
         (lc, rc), (lb, rb) = pairs
     except (TypeError, ValueError):
         _check.fail(

@@ -134,6 +134,14 @@ def scaled_matmul(
             f"{b.format} with blocks of {b.format.block}",
             "quantize both in NVFP4, or both in MX or FP8 formats",
         )
+    if a.signs != b.signs:
+        _check.fail(
+            where,
+            "b",
+            f"rotated like a (signs {a.signs}): the Hadamard transform cancels only on both sides",
+            f"signs {b.signs}",
+            "quantize both with the same hadamard=",
+        )
     lead_a, lead_b = a.values.shape[:-2], b.values.shape[:-2]
     if lead_a and lead_b and lead_a != lead_b:
         _check.fail(

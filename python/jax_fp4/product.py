@@ -17,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_fp4 import _check
 from jax_fp4.block_array import BlockScaledArray
-from jax_fp4.copies import DEFAULT_SIGNS, Copy, amax_for_copies, make_copies
+from jax_fp4.copies import Copy, amax_for_copies, make_copies
 from jax_fp4.matmul import multiply
 from jax_fp4.recipe import Operand, Recipe
 
@@ -60,7 +59,7 @@ def _copy(operand: Operand, axis: str, stream: int = 0) -> Copy:
         axis=axis,
         scaling=operand.scaling,
         rounding=operand.rounding,
-        signs=_check.signs("Recipe", "hadamard", operand.hadamard, DEFAULT_SIGNS),
+        signs=operand.signs,
         scale_rule=operand.scale_rule,
         four_over_six=operand.four_over_six,
         stream=stream,
@@ -114,6 +113,7 @@ def _matrices(
                 axis=-1 if axis == "cols" else -2,
                 layout=copy.layout,
                 length=copy.shape(*x.shape[1:])[1],
+                signs=copy.signs,
                 dtype=x.dtype,
             )
         )

@@ -176,6 +176,8 @@ def quantize_both(
     }
     wanted = []
     for name, axis, own in (("row", -1, row), ("col", -2, col)):
+        if own is not None:
+            _check.instance(where, name, own, Mapping, f"{name}=dict(hadamard=True)")
         merged = {**defaults, **options, **(own or {})}
         unknown = sorted(set(merged) - set(defaults))
         if unknown:
@@ -207,6 +209,14 @@ def _public_copies(
     x4 = x.reshape(1, math.prod(lead), rows, cols)
     copies = [copy for copy, _, _ in wanted]
     axes = () if amax_axes is None else _check.axis_names(where, amax_axes)
+    if axes and any(given is not None for _, _, given in wanted):
+        _check.fail(
+            where,
+            "amax_axes",
+            "None where amax is given",
+            repr(amax_axes),
+            "an amax that is given is taken as it is: reduce it first, with jax.lax.pmax",
+        )
     amax = [_given_amax(where, copy, given, lead) for copy, _, given in wanted]
     missing = [i for i, bits in enumerate(amax) if bits is None]
     measured, _ = amax_for_copies(x4, [copies[i] for i in missing])
@@ -230,6 +240,7 @@ def _public_copies(
                 axis=axis,
                 layout=copy.layout,
                 length=copy.shape(rows, cols)[1],
+                signs=copy.signs,
                 dtype=dtype,
             )
         )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import jax
 
 from jax_fp4 import _check
+from jax_fp4.copies import DEFAULT_SIGNS
 from jax_fp4.formats import (
     FP8_E4M3,
     FP8_E5M2,
@@ -50,9 +51,9 @@ class Operand:
 
     def __post_init__(self) -> None:
         """Checks the options and makes the signs hashable."""
-        where = "recipe.Operand"
+        where = "Operand"
         _check.instance(where, "format", self.format, Format, "jax_fp4.NVFP4")
-        signs = _check.signs(where, "hadamard", self.hadamard, default=0)
+        signs = self.signs
         if not isinstance(self.hadamard, bool):
             object.__setattr__(self, "hadamard", tuple(int(sign) for sign in self.hadamard))
         _check.copy_options(
@@ -65,13 +66,18 @@ class Operand:
             four_over_six=self.four_over_six,
         )
 
+    @property
+    def signs(self) -> int | None:
+        """The Hadamard signs as a bit mask, None without the transform."""
+        return _check.signs("Operand", "hadamard", self.hadamard, DEFAULT_SIGNS)
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """The operands of fprop, dgrad and wgrad. An operand that is None is taken as bfloat16.
 
     Attributes:
-        name: what tables and `explain` call it.
+        name: what tables and errors call it.
         fprop_x: x [M, K] along K.
         fprop_w: w along K.
         dgrad_dy: dy [M, N] along N.
@@ -93,6 +99,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Checks that the two operands of each product go together."""
+        _check.instance("Recipe", "name", self.name, str, '"my recipe"')
         where = f"Recipe {self.name!r}"
         _check.one_of(where, "weight", self.weight, ("auto", "rhs", "lhs"))
         for product in ("fprop_x fprop_w", "dgrad_dy dgrad_w", "wgrad_dy wgrad_x"):
@@ -121,7 +128,7 @@ class Recipe:
                     str(second.format),
                     "NVFP4 goes with NVFP4, MX and FP8 formats with one another",
                 )
-            if first.hadamard != second.hadamard:
+            if first.signs != second.signs:
                 _check.fail(
                     where,
                     f"{second_name}.hadamard",
@@ -190,7 +197,7 @@ RECIPES: dict[str, Recipe] = {
 """The named recipes by name."""
 
 
-# A context of JAX's, since only such a one is part of the cache key of jit: with a variable of ours,
+# A context of JAX's, since only such a one is part of the cache key of jit: with a variable of
 # a function traced under one recipe would silently keep it under another.
 _default = jax.make_user_context(default_value=None)
 

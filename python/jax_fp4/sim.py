@@ -8,9 +8,9 @@ report = kernel.launch("saxpy", grid=8, block=128, args=[x, y, 2.0, 1024])
 ```
 
 NumPy arrays stand for device memory: a pointer parameter takes an array, which the kernel reads and
-writes in place. What goes wrong inside a kernel raises `SimulationError`, whose text names the kernel,
-the PTX line, the CTA, warp and lane, and the seed that replays it. docs/simulator.md says what is
-modelled and what is assumed.
+writes in place. What goes wrong inside a kernel raises `SimulationError`, whose text names the
+kernel, the PTX line, the CTA, warp and lane, and the seed that replays it. docs/simulator.md says
+what is modelled and what is assumed.
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ class Module:
         fault = raw.pop("fault")
         report = Report(**raw)
         if fault is not None:
-            raise SimulationError(*fault, report)
+            kind, line, message = fault
+            raise SimulationError(kind, line, message, report)
         return report
 
     def _pack(self, entry: str, args: Sequence[Any], mapped: list[int]) -> bytes:

@@ -314,7 +314,7 @@ def test_precision_is_accepted() -> None:
     x, w = gaussian(25, (4, 32)), gaussian(26, (32, 4))
     wanted = fp4.dot(x, w)
     highest = jax.lax.Precision.HIGHEST
-    for precision in (None, "highest", "default", highest, (highest, jax.lax.Precision.DEFAULT)):
+    for precision in (None, "highest", "float32", highest, (highest, jax.lax.Precision.DEFAULT)):
         same_bytes(fp4.dot(x, w, precision=precision), wanted)
 
 
@@ -331,7 +331,7 @@ def test_second_derivatives_are_refused_or_right(recipe: fp4.Recipe) -> None:
 
     if recipe.quantized:
         with pytest.raises(
-            TypeError, match=r"cannot be differentiated.*stop_gradient|jax_fp4\.dot"
+            TypeError, match=r"cannot be differentiated.*(stop_gradient|jax_fp4\.dot)"
         ):
             jax.grad(inner)(x)
         with pytest.raises(TypeError, match="cannot be differentiated"):

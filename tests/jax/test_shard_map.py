@@ -1,4 +1,4 @@
-"""quantize and dot inside shard_map: local calls, types that vary, sums of weight gradients.
+"""Several devices: quantize and dot inside shard_map, and dot outside of it.
 
 Contract: on one device and on four (fake ones, in a subprocess, since the number of devices is
 fixed when JAX starts), with check_vma on and off, on Auto and Explicit meshes.
@@ -127,6 +127,28 @@ def test_a_dot_under_jit_with_sharded_operands_is_right(mesh: Any) -> None:
     x = jax.device_put(X, NamedSharding(mesh, P("d", None)))
     w = jax.device_put(W, NamedSharding(mesh, P()))
     same_bytes(jax.device_get(jax.jit(fp4.dot)(x, w)), jax.device_get(fp4.dot(X, W)))
+
+
+@pytest.mark.parametrize(
+    "x_spec, w_spec", [(P("d"), P()), (P(None, "d"), P("d")), (P(), P(None, "d"))]
+)
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_gradients_of_sharded_operands_keep_bytes_and_sharding(
+    mesh: Any, x_spec: Any, w_spec: Any, jit: bool
+) -> None:
+    """Rows, contracted axis or columns sharded: the bytes of one device, types of the primal."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return (fp4.dot(x, w, preferred_element_type=jnp.float32) * DY).sum()
+
+    gradient = jax.grad(loss, (0, 1))
+    wanted = jax.device_get(gradient(X, W))
+    placed = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in ((X, x_spec), (W, w_spec))]
+    got = (jax.jit(gradient) if jit else gradient)(*placed)
+    for mine, its, operand in zip(got, wanted, placed, strict=True):
+        same_bytes(jax.device_get(mine), its)
+        if mesh.axis_types == (AxisType.Explicit,):
+            assert jax.typeof(mine).sharding.spec == jax.typeof(operand).sharding.spec
 
 
 def test_everything_on_four_devices() -> None:

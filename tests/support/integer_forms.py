@@ -1,4 +1,4 @@
-"""Integer operands for instruction tests: edge values in every combination, and Python's integers as oracle."""
+"""Integer operands for instruction tests, and Python's integers as their oracle."""
 
 import itertools
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Runs one PTX instruction on arrays of operands.
 
-`evaluate("add.s32 {d0}, {s0}, {s1};", inputs, outputs)` makes a kernel in which thread i loads element i
-of every input into a register, executes the instruction, and stores the results.
+`evaluate("add.s32 {d0}, {s0}, {s1};", inputs, outputs)` makes a kernel in which thread i loads
+element i of every input into a register, executes the instruction, and stores the results.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,10 @@ from typing import Any
 from jax_fp4 import sim
 
 HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
-REGISTERS = ".reg .pred p, q; .reg .b16 h<4>; .reg .b32 r<16>; .reg .b64 a<8>; .reg .b128 big; .reg .f32 f<4>;"
+REGISTERS = (
+    ".reg .pred p, q; .reg .b16 h<4>; .reg .b32 r<16>; .reg .b64 a<8>; "
+    ".reg .b128 big; .reg .f32 f<4>;"
+)
 
 
 def text_of(body: str, parameters: str = "", module: str = "") -> str:

@@ -150,7 +150,11 @@ def _interrupt_flag() -> Iterator[Callable[[], bool]]:
         nonlocal pressed
         pressed = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        print("\nfinishing this step; Ctrl-C again drops it", file=sys.stderr, flush=True)
+        print(
+            "\nfinishing this step and saving; Ctrl-C again drops what came after the last save",
+            file=sys.stderr,
+            flush=True,
+        )
 
     previous = signal.signal(signal.SIGINT, handle)
     try:

@@ -34,10 +34,10 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
 
 # The whole quick suite. A test that cannot run here is an error, not a skip.
-test: $(VENV)/.installed
+test: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-slow: $(VENV)/.installed
+test-slow: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
 
 # One wheel per Python, tested with the oldest and the newest jax that this Python gets.
@@ -78,7 +78,14 @@ $(VENV)/.python-$(PYTHON_VERSION):
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.python-$(PYTHON_VERSION) $(NATIVE_SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test]'
+	@echo 'Setting up $(VENV) and compiling the CPU backend: a few minutes.'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
+	touch $@
+
+# What tests need beyond the package; the demo does without.
+$(VENV)/.test: $(VENV)/.installed pyproject.toml
+	$(BIN)/python .ci/requirements test > $(VENV)/test.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/test.txt
 	touch $@
 
 # The linters and what the type checker must see, without building the extension.

@@ -125,12 +125,14 @@ def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
     way_out = "use what jax_fp4.quantize returned, or build its parts as the docstring says"
     _check.instance(where, f"{argument}.format", q.format, Format, "jax_fp4.NVFP4")
     _check.one_of(where, f"{argument}.layout", q.layout, ("linear", "tiled"))
-    for name, kind in (("values", jax.Array | np.ndarray), ("length", int), ("axis", int)):
+    arrays = ("values", "scales", "global_scale")
+    for name in (*arrays, "length", "axis"):
+        kind = jax.Array | np.ndarray if name in arrays else int
         if not isinstance(getattr(q, name), kind):
             _check.fail(
                 where,
                 f"{argument}.{name}",
-                "an array" if name == "values" else "an int",
+                "an array" if name in arrays else "an int",
                 repr(getattr(q, name))[:80],
                 way_out,
                 TypeError,

@@ -38,7 +38,7 @@ def _check_precision(where: str, precision: Any) -> None:
     for item in precision if isinstance(precision, tuple) else (precision,):
         try:
             jax.lax.Precision(item)  # None, a Precision, or one of JAX's names for it
-        except ValueError:
+        except (ValueError, TypeError):
             is_algorithm = isinstance(item, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset, str))
             _check.fail(
                 where,

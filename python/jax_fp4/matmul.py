@@ -87,6 +87,12 @@ def multiply(
     return out
 
 
+def _rotation(q: BlockScaledArray) -> str:
+    if q.signs is None:
+        return "not rotated"
+    return "negated elements " + (str([i for i in range(16) if q.signs >> i & 1]))
+
+
 def scaled_matmul(
     a: BlockScaledArray,
     b: BlockScaledArray,
@@ -138,8 +144,8 @@ def scaled_matmul(
         _check.fail(
             where,
             "b",
-            f"rotated like a (signs {a.signs}): the Hadamard transform cancels only on both sides",
-            f"signs {b.signs}",
+            f"rotated like a ({_rotation(a)}): the Hadamard transform cancels only on both sides",
+            _rotation(b),
             "quantize both with the same hadamard=",
         )
     lead_a, lead_b = a.values.shape[:-2], b.values.shape[:-2]

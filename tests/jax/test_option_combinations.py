@@ -83,6 +83,7 @@ def test_foreign_byte_order_is_refused() -> None:
         lambda: fp4.dot_general(X, X, (((1.7,), (1,)), ((), ()))),
         lambda: fp4.dot([[1.0, 2.0]], X),
         lambda: fp4.dot(X, X.T, precision=3),
+        lambda: fp4.dot(X, X.T, precision=["high", "high"]),
         lambda: fp4.Recipe(3),
     ],
 )
@@ -96,7 +97,13 @@ def test_hand_built_arrays_are_checked() -> None:
     """Every static part of a BlockScaledArray that a consumer relies on."""
     q = fp4.quantize(X)
     parts = {name: getattr(q, name) for name in q.__dataclass_fields__}
-    for name, bad in (("layout", "foo"), ("format", None), ("length", "a"), ("axis", 7)):
+    for name, bad in (
+        ("layout", "foo"),
+        ("format", None),
+        ("length", "a"),
+        ("axis", 7),
+        ("scales", None),
+    ):
         with pytest.raises((TypeError, ValueError), match=rf"q\.{name}"):
             fp4.dequantize(fp4.BlockScaledArray(**{**parts, name: bad}))
 

@@ -80,7 +80,8 @@ std::vector<Row> make_rows() {
                        int ptx, std::string_view target, bool inexact) {
     Row row{opcode, modifiers, operands, builder, section, ptx, target, op_class, inexact, {}, {}};
     row.tokens = parse_modifiers(modifiers);
-    for (std::string_view operand : split(operands, ',')) row.specs.push_back(parse_operand(operand));
+    for (std::string_view operand : split(operands, ','))
+      row.specs.push_back(parse_operand(operand));
     rows.push_back(std::move(row));
   };
 #define GROUP(name) op_class = OpClass::name;
@@ -117,8 +118,9 @@ bool matches(const Row& row, const Instruction& instruction, Form& form) {
   for (const ModifierToken& token : row.tokens) {
     const auto chosen = [&](std::string_view modifier) {
       const auto found = std::find(token.alternatives.begin(), token.alternatives.end(), modifier);
-      return found == token.alternatives.end() ? -1
-                                               : static_cast<int>(found - token.alternatives.begin());
+      return found == token.alternatives.end()
+                 ? -1
+                 : static_cast<int>(found - token.alternatives.begin());
     };
     int choice = -1;
     if (token.type) {
@@ -159,13 +161,14 @@ Chip chip_of(std::string_view target) {
 }
 
 // Targets of isa.def: "any"; "sm_90": that chip or a later one; "blackwell": the a and f targets of 10x,
-// 11x and 12x; "datacenter": those of 10x and 11x; "fa": a or f target of 9x and later; "rs": 100a, 103a.
+// 11x and 12x; "datacenter": those of 10x and 11x; "sm120": those of 12x; "fa": a or f target of 9x and later; "rs": 100a, 103a.
 bool target_allows(std::string_view needed, std::string_view target) {
   if (needed == "any") return true;
   const Chip chip = chip_of(target);
   const bool special = chip.suffix != '\0';
   if (needed == "blackwell") return special && chip.number >= 100;
   if (needed == "datacenter") return special && chip.number >= 100 && chip.number < 120;
+  if (needed == "sm120") return special && chip.number >= 120;
   if (needed == "fa") return special && chip.number >= 90;
   if (needed == "rs") return chip.suffix == 'a' && (chip.number == 100 || chip.number == 103);
   return chip.number >= chip_of(needed).number;
@@ -226,7 +229,8 @@ Form match_form(const Module& module, const Instruction& instruction) {
     }
     return form;
   }
-  throw fail("instruction '" + spelling(instruction) + "' is not modelled: the opcode is known, but " +
+  throw fail("instruction '" + spelling(instruction) +
+             "' is not modelled: the opcode is known, but " +
              (other_operands ? "not with this number of operands" : "no row has these modifiers"));
 }
 

@@ -88,8 +88,8 @@ NB_MODULE(_sim, m) {
       .def("load", &sim::Machine::load, nb::arg("source"), nb::rv_policy::reference_internal)
       .def(
           "map",
-          [](sim::Machine& machine, const std::string& name, std::uintptr_t data, jax_fp4::u64 bytes,
-             bool writable, bool initialized) {
+          [](sim::Machine& machine, const std::string& name, std::uintptr_t data,
+             jax_fp4::u64 bytes, bool writable, bool initialized) {
             auto* host = reinterpret_cast<jax_fp4::u8*>(data);
             return machine.global().map(name, host, bytes, writable, initialized).base;
           },

@@ -66,7 +66,8 @@ std::mutex coverage_mutex;
 std::vector<std::vector<u64>>& coverage() {
   static std::vector<std::vector<u64>> table = [] {
     std::vector<std::vector<u64>> rows;
-    for (const Row& row : isa_rows()) rows.emplace_back(std::max<std::size_t>(row.tokens.size(), 1), 0);
+    for (const Row& row : isa_rows())
+      rows.emplace_back(std::max<std::size_t>(row.tokens.size(), 1), 0);
     return rows;
   }();
   return table;
@@ -103,10 +104,10 @@ void check_launch(const Program& program, const Machine& machine, const LaunchSp
     refuse("sm_" + machine.sm() + " has no clusters; they need sm_90");
   if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z)
     refuse("grid " + text(grid) + " is no multiple of cluster " + text(cluster));
-  const auto differs = [](const u32 (&want)[3], const Dim3& have) {
+  const auto differs = [](const u32(&want)[3], const Dim3& have) {
     return want[0] != 0 && (want[0] != have.x || want[1] != have.y || want[2] != have.z);
   };
-  const auto wanted = [](const u32 (&d)[3]) { return text({d[0], d[1], d[2]}); };
+  const auto wanted = [](const u32(&d)[3]) { return text({d[0], d[1], d[2]}); };
   if (differs(program.required_block, block))
     refuse("block " + text(block) + ": '" + program.entry + "' requires " +
            wanted(program.required_block) + " (.reqntid)");
@@ -192,13 +193,14 @@ void Machine::place_variables(LoadedModule& loaded) {
   loaded.constants_.data = loaded.constants_.storage.data();
   for (std::size_t i = 0; i < variables.size(); ++i) {
     const Variable& v = variables[i];
-    if (v.space == Space::constant) bytes[i] = loaded.constants_.data + loaded.placements_[i].address;
+    if (v.space == Space::constant)
+      bytes[i] = loaded.constants_.data + loaded.placements_[i].address;
     if (!bytes[i] || v.initial.empty()) continue;
     std::memcpy(bytes[i], v.initial.data(), v.initial.size());
     for (const Relocation& relocation : v.relocations) {
-      const auto target = std::find_if(variables.begin(), variables.end(), [&](const Variable& other) {
-        return other.name == relocation.symbol;
-      });
+      const auto target =
+          std::find_if(variables.begin(), variables.end(),
+                       [&](const Variable& other) { return other.name == relocation.symbol; });
       if (target == variables.end())
         throw PtxError(loaded.module_->source, v.line,
                        "the initialiser names '" + relocation.symbol + "', which is not declared");
@@ -215,8 +217,9 @@ LoadedModule& Machine::load(std::string source) {
   loaded->module_ = parse(std::move(source));
   const Module& module = *loaded->module_;
   if (!runs_on(module.target, sm_))
-    throw PtxError(module.source, 1, "the module is for " + module.target + ", which a device sm_" +
-                                         sm_ + " does not run");
+    throw PtxError(
+        module.source, 1,
+        "the module is for " + module.target + ", which a device sm_" + sm_ + " does not run");
   place_variables(*loaded);
   for (const Function& f : module.functions)
     if (f.entry && f.defined) loaded->programs_[f.name] = lower(module, f, loaded->placements_);

@@ -1,4 +1,4 @@
-"""cvt in all its forms against NumPy and the table oracles; domains of up to 2**16 are exhausted."""
+"""cvt between numbers against NumPy and exact integers; domains of up to 2**16 are exhausted."""
 
 import numpy as np
 import pytest
@@ -40,9 +40,11 @@ def test_narrow_results_fill_wide_registers(narrow: str) -> None:
 
 
 FLOATS = {
-    "f16": (np.uint16, tables.f16_to_f32), "bf16": (np.uint16, tables.bf16_to_f32),
-    "f32": (np.uint32, lambda b: b.view(np.float32)), "f64": (np.uint64, lambda b: b.view(np.float64)),
-}  # fmt: skip
+    "f16": (np.uint16, tables.f16_to_f32),
+    "bf16": (np.uint16, tables.bf16_to_f32),
+    "f32": (np.uint32, lambda b: b.view(np.float32)),
+    "f64": (np.uint64, lambda b: b.view(np.float64)),
+}
 
 
 def float_samples(kind: str) -> np.ndarray:
@@ -52,11 +54,36 @@ def float_samples(kind: str) -> np.ndarray:
     dtype = {"f32": np.float32, "f64": np.float64}[kind]
     values = np.concatenate(
         [
-            np.array([0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 1e-40, 127.5, 128, 255.5, -128.5, 65535.5, 2**31,
-                      2**32, -(2**31), 2**63, 2**64, -(2**63), np.inf, -np.inf, np.nan, 3e38]),
+            np.array(
+                [
+                    0,
+                    -0.0,
+                    0.5,
+                    1.5,
+                    2.5,
+                    -0.5,
+                    -1.5,
+                    1e-40,
+                    127.5,
+                    128,
+                    255.5,
+                    -128.5,
+                    65535.5,
+                    2**31,
+                    2**32,
+                    -(2**31),
+                    2**63,
+                    2**64,
+                    -(2**63),
+                    np.inf,
+                    -np.inf,
+                    np.nan,
+                    3e38,
+                ]
+            ),
             rng.standard_normal(400) * np.exp2(rng.integers(-3, 66, 400)),
         ]
-    )  # fmt: skip
+    )
     with np.errstate(over="ignore"):
         return values.astype(dtype).view({4: np.uint32, 8: np.uint64}[np.dtype(dtype).itemsize])
 
@@ -94,7 +121,7 @@ NAN = {"f16": 0x7FFF, "bf16": 0x7FFF, "f32": 0x7FFFFFFF}
 
 
 def to_grid(kind: str, number: int | float, mode: str) -> int:
-    """Code of an exact number (int or float, finite): step arithmetic on integers scaled by 2**1100."""
+    """Code of an exact finite number: step arithmetic on integers scaled by 2**1100."""
     exponent_bits, mantissa = GRIDS[kind]
     sign_bit = 1 << (exponent_bits + mantissa)
     infinity = ((1 << exponent_bits) - 1) << mantissa
@@ -129,7 +156,9 @@ def test_integers_to_floats(source: str, to: str) -> None:
         (got,) = evaluate(f"cvt.{mode}.{to}.{source} {{d0}}, {{s0}};", [a], [dtype().itemsize * 8])
         np.testing.assert_array_equal(got, np.array([to_grid(to, x, mode) for x in numbers], dtype))
         if to != "bf16":
-            (got,) = evaluate(f"cvt.{mode}.sat.{to}.{source} {{d0}}, {{s0}};", [a], [dtype().itemsize * 8])
+            (got,) = evaluate(
+                f"cvt.{mode}.sat.{to}.{source} {{d0}}, {{s0}};", [a], [dtype().itemsize * 8]
+            )
             want = [to_grid(to, min(max(x, 0), 1), mode) for x in numbers]
             np.testing.assert_array_equal(got, np.array(want, dtype))
 
@@ -151,7 +180,30 @@ def narrowed(to: str, x: np.ndarray, mode: str) -> np.ndarray:
 
 def f32_values() -> np.ndarray:
     rng = np.random.default_rng(9)
-    edges = np.array([0, -0.0, 1, 65504, 65519, 65520, 2**-24, 2**-25, 3 * 2**-26, 2**-14, 1e-40, np.inf, -np.inf, np.nan, 3.4e38, 0.1, 1 + 2**-11, 1 + 2**-8, 1 + 3 * 2**-9], np.float32)
+    edges = np.array(
+        [
+            0,
+            -0.0,
+            1,
+            65504,
+            65519,
+            65520,
+            2**-24,
+            2**-25,
+            3 * 2**-26,
+            2**-14,
+            1e-40,
+            np.inf,
+            -np.inf,
+            np.nan,
+            3.4e38,
+            0.1,
+            1 + 2**-11,
+            1 + 2**-8,
+            1 + 3 * 2**-9,
+        ],
+        np.float32,
+    )
     bits = rng.integers(0, 2**32, 600, np.uint32).view(np.float32)
     bits = np.where(np.isnan(bits), np.float32(np.nan), bits)  # no signalling NaN
     return np.concatenate([edges, -edges, bits, rng.standard_normal(600).astype(np.float32)])
@@ -184,7 +236,9 @@ def test_narrowing_rounds_once(to: str, source: str, mode: str) -> None:
     if (to, source) in (("f32", "f64"), ("f16", "f32")):
         (got,) = evaluate(f"cvt.{mode}.ftz.{to}.{source} {{d0}}, {{s0}};", [raw], [width])
         if source == "f32":
-            want = narrowed(to, np.where(np.abs(wide) < 2.0**-126, np.copysign(0, wide), wide), mode)
+            want = narrowed(
+                to, np.where(np.abs(wide) < 2.0**-126, np.copysign(0, wide), wide), mode
+            )
         else:
             want = narrowed(to, wide, mode)
             want = np.where((want & 0x7F800000) == 0, want & 0x80000000, want)
@@ -209,7 +263,9 @@ def test_f32_to_16_bit_with_relu_and_satfinite(mode: str) -> None:
                 (got,) = evaluate(f"cvt.{mode}{relu}{finite}.{to}.f32 {{d0}}, {{s0}};", [raw], [16])
                 np.testing.assert_array_equal(got, want)
                 (got,) = evaluate(
-                    f"cvt.{mode}{relu}{finite}.{to}x2.f32 {{d0}}, {{s0}}, {{s1}};", [raw, np.roll(raw, 1)], [32]
+                    f"cvt.{mode}{relu}{finite}.{to}x2.f32 {{d0}}, {{s0}}, {{s1}};",
+                    [raw, np.roll(raw, 1)],
+                    [32],
                 )
                 np.testing.assert_array_equal(got, want.astype(np.uint32) << 16 | np.roll(want, 1))
 
@@ -224,7 +280,9 @@ def test_widening_is_exact() -> None:
             np.testing.assert_array_equal(got, want)
             (got,) = evaluate(f"cvt.f64.{source} {{d0}}, {{s0}};", [F16_ALL], [64])
             number = ~np.isnan(values)
-            np.testing.assert_array_equal(got[number], values.astype(np.float64).view(np.uint64)[number])
+            np.testing.assert_array_equal(
+                got[number], values.astype(np.float64).view(np.uint64)[number]
+            )
         values = FLOATS["f16"][1](F16_ALL)
         clamped = np.where(values > 0, np.minimum(values, 1), np.float32(0)).astype(np.float32)
         (got,) = evaluate("cvt.ftz.sat.f32.f16 {d0}, {s0};", [F16_ALL], [32])
@@ -249,21 +307,32 @@ def test_rounding_to_integral_values(kind: str) -> None:
         width = raw.dtype.itemsize * 8
         for mode, function in ROUND.items():
             (got,) = evaluate(f"cvt.{mode}.{kind}.{kind} {{d0}}, {{s0}};", [raw], [width])
-            np.testing.assert_array_equal(FLOATS[kind][1](got).astype(np.float64)[number], function(x)[number])
-            np.testing.assert_array_equal(np.signbit(FLOATS[kind][1](got))[number], np.signbit(x)[number])
+            np.testing.assert_array_equal(
+                FLOATS[kind][1](got).astype(np.float64)[number], function(x)[number]
+            )
+            np.testing.assert_array_equal(
+                np.signbit(FLOATS[kind][1](got))[number], np.signbit(x)[number]
+            )
             (got,) = evaluate(f"cvt.{mode}.sat.{kind}.{kind} {{d0}}, {{s0}};", [raw], [width])
             want = np.where(function(x) > 0, np.minimum(function(x), 1), 0)
             np.testing.assert_array_equal(FLOATS[kind][1](got), want)
         if kind == "f16":
             return
         (got,) = evaluate(f"cvt.sat.{kind}.{kind} {{d0}}, {{s0}};", [raw], [width])
-        np.testing.assert_array_equal(FLOATS[kind][1](got), np.where(x > 0, np.minimum(x, 1), 0).astype(FLOATS[kind][1](raw).dtype))
+        np.testing.assert_array_equal(
+            FLOATS[kind][1](got),
+            np.where(x > 0, np.minimum(x, 1), 0).astype(FLOATS[kind][1](raw).dtype),
+        )
         if kind == "f32":
             flushed = np.where(np.abs(x) < 2.0**-126, np.copysign(0, x), x)
             (got,) = evaluate("cvt.ftz.f32.f32 {d0}, {s0};", [raw], [32])
-            np.testing.assert_array_equal(got.view(np.float32)[number], flushed[number].astype(np.float32))
+            np.testing.assert_array_equal(
+                got.view(np.float32)[number], flushed[number].astype(np.float32)
+            )
             (got,) = evaluate("cvt.rpi.ftz.f32.f32 {d0}, {s0};", [raw], [32])
-            np.testing.assert_array_equal(got.view(np.float32)[number], np.ceil(flushed)[number].astype(np.float32))
+            np.testing.assert_array_equal(
+                got.view(np.float32)[number], np.ceil(flushed)[number].astype(np.float32)
+            )
 
 
 @pytest.mark.parametrize("mode", ["rna", "rn", "rz"])
@@ -272,13 +341,17 @@ def test_tf32(mode: str) -> None:
     x = f32_values()
     for relu in ("", ".relu") if mode != "rna" else ("",):
         for finite in ("", ".satfinite"):
-            (got,) = evaluate(f"cvt.{mode}{relu}{finite}.tf32.f32 {{d0}}, {{s0}};", [x.view(np.uint32)], [32])
+            (got,) = evaluate(
+                f"cvt.{mode}{relu}{finite}.tf32.f32 {{d0}}, {{s0}};", [x.view(np.uint32)], [32]
+            )
 
             def oracle(v: float) -> int:
                 if np.isnan(v):
                     return NAN["f32"]
                 v = 0.0 if relu and np.signbit(v) else v  # noqa: B023
-                code = (0x3FC00 | (np.signbit(v) << 18)) if np.isinf(v) else to_grid("tf32", v, mode)
+                code = (
+                    (0x3FC00 | (np.signbit(v) << 18)) if np.isinf(v) else to_grid("tf32", v, mode)
+                )
                 return (code - 1 if finite and code & 0x3FFFF == 0x3FC00 else code) << 13  # noqa: B023
 
             np.testing.assert_array_equal(got, np.array([oracle(float(v)) for v in x], np.uint32))

@@ -26,7 +26,11 @@ def values(n: int = 3000) -> np.ndarray:
         for grid in (tables.MAGNITUDES[kind], tables.MIDPOINTS[kind]):
             for sign in (1, -1):
                 g = (grid * sign).astype(np.float32)
-                parts += [g, np.nextafter(g, np.float32(np.inf)), np.nextafter(g, np.float32(-np.inf))]
+                parts += [
+                    g,
+                    np.nextafter(g, np.float32(np.inf)),
+                    np.nextafter(g, np.float32(-np.inf)),
+                ]
     parts.append((rng.standard_normal(n) * np.exp2(rng.integers(-20, 18, n))).astype(np.float32))
     return np.concatenate(parts)
 
@@ -85,7 +89,10 @@ def test_halves_to_elements_exhaustively(kind: str, source: str, relu: str) -> N
         x = (tables.f16_to_f32 if source == "f16" else tables.bf16_to_f32)(codes)
     pairs = codes.astype(np.uint32) << 16 | np.roll(codes, 1)
     (got,) = evaluate(
-        f"cvt.rn.satfinite{relu}.{kind}x2.{source}x2 {{d0}}, {{s0}};", [pairs], [pair_width(kind)], version="9.0"
+        f"cvt.rn.satfinite{relu}.{kind}x2.{source}x2 {{d0}}, {{s0}};",
+        [pairs],
+        [pair_width(kind)],
+        version="9.0",
     )
     want = encode(kind, x, bool(relu))
     np.testing.assert_array_equal(got, want << shift_of(kind) | np.roll(want, 1))
@@ -93,16 +100,18 @@ def test_halves_to_elements_exhaustively(kind: str, source: str, relu: str) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_stochastic_rounding_of_four(kind: str) -> None:
-    """d = {a, b, e, f} from the top; their random bytes are 31:24, 15:8, 23:16, 7:0 (assumption S7)."""
+    """d = {a, b, e, f} from the top; random bytes 31:24, 15:8, 23:16, 7:0 (assumption S7)."""
     x = values(500)
     args = [np.roll(x, k) for k in range(4)]
     random = np.random.default_rng(1).integers(0, 2**32, len(x), np.uint32)
     width = 16 if kind == "e2m1" else 32
     for relu in ("", ".relu"):
         (got,) = evaluate(
-            f"cvt.rs.satfinite{relu}.{kind}x4.f32 {{d0}}, {{{{s0}}, {{s1}}, {{s2}}, {{s3}}}}, {{s4}};",
-            [*(a.view(np.uint32) for a in args), random], [width],
-        )  # fmt: skip
+            f"cvt.rs.satfinite{relu}.{kind}x4.f32 {{d0}}, {{{{s0}}, {{s1}}, {{s2}}, {{s3}}}}, "
+            f"{{s4}};",
+            [*(a.view(np.uint32) for a in args), random],
+            [width],
+        )
         want = np.zeros(len(x), np.uint32)
         for a, at in zip(args, (24, 8, 16, 0), strict=True):
             nan = np.isnan(a)
@@ -125,7 +134,7 @@ def test_stochastic_rounding_of_pairs(kind: str, mantissa: int, discarded: int) 
     noise = (1 << discarded) - 1
 
     def oracle(v: np.ndarray, r: np.ndarray) -> np.ndarray:
-        # All values are normal in both formats: adding to the f32's discarded bits is the definition.
+        # Where a value is normal in the format, adding to the f32's discarded bits is the rule.
         carried = ((v.view(np.uint32) + (r & noise)) >> discarded << discarded).astype(np.uint32)
         narrow = tables.f32_to_f16 if kind == "f16" else tables.f32_to_bf16
         return narrow(carried.view(np.float32)).astype(np.uint32)
@@ -133,7 +142,9 @@ def test_stochastic_rounding_of_pairs(kind: str, mantissa: int, discarded: int) 
     normal = (np.abs(x) > 2.0**-13) & (np.abs(y) > 2.0**-13)
     for relu in ("", ".relu"):
         for finite in ("", ".satfinite"):
-            (got,) = evaluate(f"cvt.rs{relu}{finite}.{kind}x2.f32 {{d0}}, {{s0}}, {{s1}}, {{s2}};", raw, [32])
+            (got,) = evaluate(
+                f"cvt.rs{relu}{finite}.{kind}x2.f32 {{d0}}, {{s0}}, {{s1}}, {{s2}};", raw, [32]
+            )
             high, low = oracle(x, random >> 16), oracle(y, random)
             if relu:
                 high, low = (np.where(v >> 15, 0, v) for v in (high, low))
@@ -157,7 +168,11 @@ def test_scales_from_f32_and_bf16(mode: str, finite: str) -> None:
     """ue8m0x2 from f32 pairs and from every bf16; the sign is ignored (assumption S8)."""
     x = values()
     y = np.roll(x, 1)
-    (got,) = evaluate(f"cvt.{mode}{finite}.ue8m0x2.f32 {{d0}}, {{s0}}, {{s1}};", [x.view(np.uint32), y.view(np.uint32)], [16])
+    (got,) = evaluate(
+        f"cvt.{mode}{finite}.ue8m0x2.f32 {{d0}}, {{s0}}, {{s1}};",
+        [x.view(np.uint32), y.view(np.uint32)],
+        [16],
+    )
     np.testing.assert_array_equal(got, ue8m0(x, mode) << 8 | ue8m0(y, mode))
     codes = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
     with np.errstate(invalid="ignore"):
@@ -171,6 +186,8 @@ def test_bf16_from_scales_exhaustively() -> None:
     """2**(byte - 127); 255 is NaN."""
     pairs = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)
     (got,) = evaluate("cvt.rn.bf16x2.ue8m0x2 {d0}, {s0};", [pairs], [32])
-    table = tables.f32_to_bf16(np.where(np.arange(256) == 255, 0, tables.VALUES["ue8m0"]).astype(np.float32)).astype(np.uint32)
+    table = tables.f32_to_bf16(
+        np.where(np.arange(256) == 255, 0, tables.VALUES["ue8m0"]).astype(np.float32)
+    ).astype(np.uint32)
     table[255] = 0x7FFF
     np.testing.assert_array_equal(got, table[pairs >> 8] << 16 | table[pairs & 255])

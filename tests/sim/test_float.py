@@ -1,4 +1,4 @@
-"""Floating-point instructions against NumPy, and against exact fractions where NumPy has no mode for it.
+"""Floating-point instructions against exact fractions, and against NumPy for special values.
 
 An exact result is a Fraction and is rounded on the grid of its binade.
 """
@@ -125,7 +125,9 @@ def test_f32_rounds_once_in_every_mode(op: str, mode: str) -> None:
     n = SOURCES[op]
     args = f32_pairs()[:n]
     operands = ", ".join(f"{{s{k}}}" for k in range(n))
-    (got,) = evaluate(f"{op}.{mode}.f32 {{d0}}, {operands};", [a.view(np.uint32) for a in args], [32])
+    (got,) = evaluate(
+        f"{op}.{mode}.f32 {{d0}}, {operands};", [a.view(np.uint32) for a in args], [32]
+    )
     name = "fma" if op == "mad" else op
     want = [arithmetic(name, row, mode, np.float32) for row in zip(*args, strict=True)]
     np.testing.assert_array_equal(got, bits(want, np.float32))
@@ -137,10 +139,14 @@ def test_f64_rounds_once_in_every_mode(op: str, mode: str) -> None:
     """The same for f64, on finite operands and infinities."""
     n = SOURCES[op]
     rng = np.random.default_rng(3)
-    edges = np.array([0.0, -0.0, 1.0, -1.5, 2.0**-1022, 2.0**-1074, 1.7976931348623157e308, 0.1, np.inf])
+    edges = np.array(
+        [0.0, -0.0, 1.0, -1.5, 2.0**-1022, 2.0**-1074, 1.7976931348623157e308, 0.1, np.inf]
+    )
     args = [rng.permutation(np.concatenate([edges, rng.standard_normal(120)])) for _ in range(n)]
     operands = ", ".join(f"{{s{k}}}" for k in range(n))
-    (got,) = evaluate(f"{op}.{mode}.f64 {{d0}}, {operands};", [a.view(np.uint64) for a in args], [64])
+    (got,) = evaluate(
+        f"{op}.{mode}.f64 {{d0}}, {operands};", [a.view(np.uint64) for a in args], [64]
+    )
     name = "fma" if op == "mad" else op
     want = np.array([arithmetic(name, row, mode, np.float64) for row in zip(*args, strict=True)])
     number = ~np.isnan(want)
@@ -162,7 +168,9 @@ def test_ftz_and_sat(op: str) -> None:
     name = "fma" if op == "mad" else op
     with np.errstate(invalid="ignore"):
         flushed = [flush(a) for a in args]
-    plain = np.array([arithmetic(name, row, "rn", np.float32) for row in zip(*flushed, strict=True)], np.float32)
+    plain = np.array(
+        [arithmetic(name, row, "rn", np.float32) for row in zip(*flushed, strict=True)], np.float32
+    )
     raw = [a.view(np.uint32) for a in args]
     with np.errstate(invalid="ignore"):
         want = flush(plain)
@@ -172,7 +180,9 @@ def test_ftz_and_sat(op: str) -> None:
         return
     (got,) = evaluate(f"{op}.rn.ftz.sat.f32 {{d0}}, {operands};", raw, [32])
     with np.errstate(invalid="ignore"):
-        clamped = np.where(np.isnan(want) | (want <= 0), np.float32(0), np.minimum(want, np.float32(1)))
+        clamped = np.where(
+            np.isnan(want) | (want <= 0), np.float32(0), np.minimum(want, np.float32(1))
+        )
     np.testing.assert_array_equal(got, clamped.astype(np.float32).view(np.uint32))
 
 
@@ -186,7 +196,9 @@ def test_f32x2_is_two_f32(op: str, mode: str) -> None:
     for ftz in ("", ".ftz"):
         raw = [a.view(np.uint32) for a in args]
         (one,) = evaluate(f"{op}.{mode}{ftz}.f32 {{d0}}, {operands};", raw, [32])
-        pairs = [r.astype(np.uint64) | np.roll(r, 1).astype(np.uint64) << np.uint64(32) for r in raw]
+        pairs = [
+            r.astype(np.uint64) | np.roll(r, 1).astype(np.uint64) << np.uint64(32) for r in raw
+        ]
         (two,) = evaluate(f"{op}.{mode}{ftz}.f32x2 {{d0}}, {operands};", pairs, [64])
         np.testing.assert_array_equal(two & np.uint64(0xFFFFFFFF), one)
         np.testing.assert_array_equal(two >> np.uint64(32), np.roll(one, 1))
@@ -216,11 +228,17 @@ def test_minimum_and_maximum(op: str) -> None:
                 three = extremum(want, z, op == "max", bool(nan))
                 (got,) = evaluate(f"{op}{ftz}{nan}.f32 {{d0}}, {{s0}}, {{s1}}, {{s2}};", raw, [32])
                 np.testing.assert_array_equal(got, bits(list(three), np.float32))
-                (got,) = evaluate(f"{op}{ftz}{nan}.xorsign.abs.f32 {{d0}}, {{s0}}, {{s1}};", raw[:2], [32])
+                (got,) = evaluate(
+                    f"{op}{ftz}{nan}.xorsign.abs.f32 {{d0}}, {{s0}}, {{s1}};", raw[:2], [32]
+                )
                 magnitude = extremum(np.abs(x), np.abs(y), op == "max", bool(nan))
                 signed = np.where(np.signbit(x) != np.signbit(y), -magnitude, magnitude)
                 np.testing.assert_array_equal(got, bits(list(signed), np.float32))
-        (got,) = evaluate(f"{op}.f64 {{d0}}, {{s0}}, {{s1}};", [x.astype(np.float64).view(np.uint64) for x in (a, b)], [64])
+        (got,) = evaluate(
+            f"{op}.f64 {{d0}}, {{s0}}, {{s1}};",
+            [x.astype(np.float64).view(np.uint64) for x in (a, b)],
+            [64],
+        )
         want = extremum(a.astype(np.float64), b.astype(np.float64), op == "max", False)
         np.testing.assert_array_equal(got.view(np.float64), want)
 
@@ -234,17 +252,25 @@ def test_sign_operations_and_classes() -> None:
             x, y = a.astype(dtype), b.astype(dtype)
         sign = raw(1 << (width - 1))
         xs, ys = x.view(raw), y.view(raw)
-        np.testing.assert_array_equal(evaluate(f"abs.{kind} {{d0}}, {{s0}};", [xs], [width])[0], xs & ~sign)
-        np.testing.assert_array_equal(evaluate(f"neg.{kind} {{d0}}, {{s0}};", [xs], [width])[0], xs ^ sign)
+        np.testing.assert_array_equal(
+            evaluate(f"abs.{kind} {{d0}}, {{s0}};", [xs], [width])[0], xs & ~sign
+        )
+        np.testing.assert_array_equal(
+            evaluate(f"neg.{kind} {{d0}}, {{s0}};", [xs], [width])[0], xs ^ sign
+        )
         (got,) = evaluate(f"copysign.{kind} {{d0}}, {{s0}}, {{s1}};", [xs, ys], [width])
         np.testing.assert_array_equal(got, (xs & sign) | (ys & ~sign))
         tiny = np.finfo(dtype).tiny
         with np.errstate(invalid="ignore"):
             subnormal = (x != 0) & (np.abs(x) < tiny)
         classes = {
-            "finite": np.isfinite(x), "infinite": np.isinf(x), "number": ~np.isnan(x),
-            "notanumber": np.isnan(x), "normal": np.isfinite(x) & ~subnormal, "subnormal": subnormal,
-        }  # fmt: skip
+            "finite": np.isfinite(x),
+            "infinite": np.isinf(x),
+            "number": ~np.isnan(x),
+            "notanumber": np.isnan(x),
+            "normal": np.isfinite(x) & ~subnormal,
+            "subnormal": subnormal,
+        }
         for name, want in classes.items():
             (got,) = evaluate(f"testp.{name}.{kind} {{d0}}, {{s0}};", [xs], [1])
             np.testing.assert_array_equal(got, want)

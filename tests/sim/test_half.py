@@ -1,7 +1,7 @@
 """f16 and bf16 arithmetic and comparison, scalar and packed.
 
-The oracle computes in float64, where sums and products of 16-bit numbers are exact up to a remainder
-that decides ties only; it keeps that remainder as a Fraction and picks the nearest code from a table.
+The oracle computes with fractions and picks the nearest code from the table of all values; float64
+serves for special values and signs of zero.
 """
 
 from fractions import Fraction
@@ -22,7 +22,9 @@ def codes(kind: str, n: int, seed: int) -> np.ndarray:
     """Edges (zeros, subnormals, largest, infinities, NaN) and random codes of near size."""
     rng = np.random.default_rng(seed)
     top = INFINITY[kind]
-    edges = np.array([0, 1, 2, 0x80, 0x400, 0x3C00, 0x3F80, top - 1, top, top + 1, 0x7FFF], np.uint16)
+    edges = np.array(
+        [0, 1, 2, 0x80, 0x400, 0x3C00, 0x3F80, top - 1, top, top + 1, 0x7FFF], np.uint16
+    )
     edges = np.concatenate([edges, edges | 0x8000])
     near = NARROW[kind]((rng.standard_normal(n) * 8).astype(np.float32))
     return rng.permutation(np.concatenate([edges, near, rng.integers(0, 1 << 16, n, np.uint16)]))
@@ -47,7 +49,11 @@ def nearest(kind: str, exact: Fraction) -> int:
     while k + 1 < len(grid) and Fraction(float(grid[k + 1])) <= magnitude:
         k += 1
     low = Fraction(float(grid[k]))
-    step = Fraction(float(grid[k + 1])) - low if k + 1 < len(grid) else low - Fraction(float(grid[k - 1]))
+    step = (
+        Fraction(float(grid[k + 1])) - low
+        if k + 1 < len(grid)
+        else low - Fraction(float(grid[k - 1]))
+    )
     twice = 2 * (magnitude - low)
     code = k + (twice > step or (twice == step and k % 2 == 1))
     return code | (0x8000 if exact < 0 else 0)
@@ -58,7 +64,12 @@ def operate(kind: str, op: str, row: tuple[int, ...]) -> int:
     with np.errstate(all="ignore"):
         a, b = np.float64(x[0]), np.float64(x[1])
         c = np.float64(x[2]) if len(x) > 2 else np.float64(0)
-        host = {"add": lambda: a + b, "sub": lambda: a - b, "mul": lambda: a * b, "fma": lambda: a * b + c}[op]()
+        host = {
+            "add": lambda: a + b,
+            "sub": lambda: a - b,
+            "mul": lambda: a * b,
+            "fma": lambda: a * b + c,
+        }[op]()
     if np.isnan(host):
         return NAN
     if not np.isfinite(x).all():
@@ -91,7 +102,13 @@ def test_half_arithmetic_rounds_once(kind: str, op: str, modifier: str) -> None:
     n = 3 if op == "fma" else 2
     args = [codes(kind, 150, seed) for seed in range(n)]
     operands = ", ".join(f"{{s{k}}}" for k in range(n))
-    want = np.array([clamp(kind, operate(kind, op, r), modifier) for r in zip(*(a.tolist() for a in args), strict=True)], np.uint16)
+    want = np.array(
+        [
+            clamp(kind, operate(kind, op, r), modifier)
+            for r in zip(*(a.tolist() for a in args), strict=True)
+        ],
+        np.uint16,
+    )
     rounding = ".rn"
     (got,) = evaluate(f"{op}{rounding}{modifier}.{kind} {{d0}}, {operands};", args, [16])
     np.testing.assert_array_equal(got, want)
@@ -112,7 +129,10 @@ def test_f16_ftz_flushes_operands_and_results(op: str) -> None:
 
     operands = ", ".join(f"{{s{k}}}" for k in range(n))
     (got,) = evaluate(f"{op}.rn.ftz.f16 {{d0}}, {operands};", args, [16])
-    want = [flush(operate("f16", op, tuple(map(flush, r)))) for r in zip(*(a.tolist() for a in args), strict=True)]
+    want = [
+        flush(operate("f16", op, tuple(map(flush, r))))
+        for r in zip(*(a.tolist() for a in args), strict=True)
+    ]
     np.testing.assert_array_equal(got, np.array(want, np.uint16))
 
 
@@ -133,7 +153,10 @@ def test_unary_halves_exhaustively(kind: str) -> None:
             (got,) = evaluate(f"{op}.ftz.f16 {{d0}}, {{s0}};", [a], [16])
             np.testing.assert_array_equal(got, np.where(small, plain & 0x8000, plain))
     x = TABLES[kind]
-    for name, function in (("ex2.approx" + (".ftz" if kind == "bf16" else ""), np.exp2), ("tanh.approx", np.tanh)):
+    for name, function in (
+        ("ex2.approx" + (".ftz" if kind == "bf16" else ""), np.exp2),
+        ("tanh.approx", np.tanh),
+    ):
         with np.errstate(over="ignore", invalid="ignore"):
             exact = function(x)
             want = NARROW[kind](exact.astype(np.float32))
@@ -186,31 +209,52 @@ def holds(name: str, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparison_of_floats(name: str) -> None:
     """setp and set of f32, f64, f16, bf16 and the packed types, ordered and unordered."""
-    edges = np.array([0, -0.0, 1, -1, 2**-130, -(2**-140), np.inf, -np.inf, np.nan, 3.5], np.float32)
+    edges = np.array(
+        [0, -0.0, 1, -1, 2**-130, -(2**-140), np.inf, -np.inf, np.nan, 3.5], np.float32
+    )
     x, y = (v.ravel() for v in np.meshgrid(edges, edges))
     c = (np.arange(len(x)) % 2).astype(np.uint8)
-    sources = {"f32": (x.view(np.uint32), y.view(np.uint32)), "f64": (x.astype(np.float64).view(np.uint64), y.astype(np.float64).view(np.uint64))}
+    sources = {
+        "f32": (x.view(np.uint32), y.view(np.uint32)),
+        "f64": (x.astype(np.float64).view(np.uint64), y.astype(np.float64).view(np.uint64)),
+    }
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         for kind in ("f16", "bf16"):
             sources[kind] = (NARROW[kind](x), NARROW[kind](y))
         for kind, (a, b) in sources.items():
-            values = [v.view({4: np.float32, 8: np.float64}[v.itemsize]) if v.itemsize > 2 else WIDEN[kind](v) for v in (a, b)]
+            values = [
+                v.view({4: np.float32, 8: np.float64}[v.itemsize])
+                if v.itemsize > 2
+                else WIDEN[kind](v)
+                for v in (a, b)
+            ]
             want = holds(name, *values)
             p, q = evaluate(f"setp.{name}.{kind} {{d0}}|{{d1}}, {{s0}}, {{s1}};", [a, b], [1, 1])
             np.testing.assert_array_equal(p, want)
             np.testing.assert_array_equal(q, ~want)
             for how, f in (("and", np.logical_and), ("or", np.logical_or), ("xor", np.logical_xor)):
-                (p,) = evaluate(f"setp.{name}.{how}.{kind} {{d0}}, {{s0}}, {{s1}}, {{s2}};", [a, b, c], [1], predicates=(2,))
+                (p,) = evaluate(
+                    f"setp.{name}.{how}.{kind} {{d0}}, {{s0}}, {{s1}}, {{s2}};",
+                    [a, b, c],
+                    [1],
+                    predicates=(2,),
+                )
                 np.testing.assert_array_equal(p, f(want, c))
             tiny = {"f32": 2.0**-126, "f16": 2.0**-14}.get(kind)
-            flushed = holds(name, *(np.where(np.abs(v) < tiny, 0, v) for v in values)) if tiny else want
+            flushed = (
+                holds(name, *(np.where(np.abs(v) < tiny, 0, v) for v in values)) if tiny else want
+            )
             for ftz, result in (("", want), (".ftz", flushed)) if tiny else (("", want),):
                 if ftz:
                     (p,) = evaluate(f"setp.{name}{ftz}.{kind} {{d0}}, {{s0}}, {{s1}};", [a, b], [1])
                     np.testing.assert_array_equal(p, result)
                 for to in ("u32", "s32", "f32") if kind in ("f32", "f64") else ("u32", "s32"):
-                    (got,) = evaluate(f"set.{name}{ftz}.{to}.{kind} {{d0}}, {{s0}}, {{s1}};", [a, b], [32])
-                    np.testing.assert_array_equal(got, np.where(result, 0x3F800000 if to == "f32" else 0xFFFFFFFF, 0))
+                    (got,) = evaluate(
+                        f"set.{name}{ftz}.{to}.{kind} {{d0}}, {{s0}}, {{s1}};", [a, b], [32]
+                    )
+                    np.testing.assert_array_equal(
+                        got, np.where(result, 0x3F800000 if to == "f32" else 0xFFFFFFFF, 0)
+                    )
             if kind in ("f32", "f64"):
                 continue
             one = {"f16": 0x3C00, "bf16": 0x3F80}[kind]
@@ -218,6 +262,13 @@ def test_comparison_of_floats(name: str) -> None:
             both = np.where(want, one, 0) | np.where(np.roll(want, 1), one << 16, 0)
             (got,) = evaluate(f"set.{name}.{kind}x2.{kind}x2 {{d0}}, {{s0}}, {{s1}};", pairs, [32])
             np.testing.assert_array_equal(got, both)
+            if tiny:
+                (got,) = evaluate(f"set.{name}.ftz.f16.f16 {{d0}}, {{s0}}, {{s1}};", [a, b], [16])
+                np.testing.assert_array_equal(got, np.where(flushed, one, 0))
+                (got,) = evaluate(
+                    f"set.{name}.ftz.f16x2.f16x2 {{d0}}, {{s0}}, {{s1}};", pairs, [32]
+                )
+                np.testing.assert_array_equal(got & 0xFFFF, np.where(flushed, one, 0))
             (got,) = evaluate(f"set.{name}.{kind}.{kind} {{d0}}, {{s0}}, {{s1}};", [a, b], [16])
             np.testing.assert_array_equal(got, np.where(want, one, 0))
             p, q = evaluate(f"setp.{name}.{kind}x2 {{d0}}|{{d1}}, {{s0}}, {{s1}};", pairs, [1, 1])

@@ -11,6 +11,7 @@ import pytest
 from support.integer_forms import INTEGERS, bits_of, check, clamp, cut, read, samples
 from support.ptx_forms import evaluate
 
+
 def divide(a: int, b: int, kind: str) -> int:
     if b == 0:
         return -1
@@ -41,7 +42,9 @@ BINARY: dict[str, Callable[[int, int, str], int]] = {
 def test_two_operand_arithmetic(name: str, kind: str) -> None:
     """add, sub, mul, div, rem, min, max on every integer type; x / 0 is all ones, x % 0 is x."""
     oracle = BINARY[name]
-    check(f"{name}.{kind} {{d0}}, {{s0}}, {{s1}};", [kind] * 2, kind, lambda a, b: oracle(a, b, kind))
+    check(
+        f"{name}.{kind} {{d0}}, {{s0}}, {{s1}};", [kind] * 2, kind, lambda a, b: oracle(a, b, kind)
+    )
 
 
 TERNARY: dict[str, Callable[[int, int, int, str], int]] = {
@@ -99,7 +102,9 @@ def test_saturating_forms() -> None:
     kinds = ["s32"] * 3
     check(f"add.sat.s32 {pair}", kinds[:2], "s32", lambda a, b: clamp("s32", a + b))
     check(f"sub.sat.s32 {pair}", kinds[:2], "s32", lambda a, b: clamp("s32", a - b))
-    check(f"mad.hi.sat.s32 {triple}", kinds, "s32", lambda a, b, c: clamp("s32", ((a * b) >> 32) + c))
+    check(
+        f"mad.hi.sat.s32 {triple}", kinds, "s32", lambda a, b, c: clamp("s32", ((a * b) >> 32) + c)
+    )
     check(
         f"mad24.hi.sat.s32 {triple}",
         kinds,
@@ -172,7 +177,11 @@ def test_bit_fields(bits: int) -> None:
         def extract(a: int, position: int, length: int) -> int:
             position, length = position & 255, length & 255
             if kind[0] == "s":  # noqa: B023
-                return a >> position & ((1 << length) - 1) if length == 0 else _signed(a >> position, length)
+                return (
+                    a >> position & ((1 << length) - 1)
+                    if length == 0
+                    else _signed(a >> position, length)
+                )
             return a >> position & ((1 << length) - 1)
 
         check(f"bfe.{kind} {{d0}}, {{s0}}, {{s1}}, {{s2}};", [kind, "u32", "u32"], kind, extract)
@@ -254,11 +263,14 @@ def test_extended_precision(kind: str) -> None:
 
     # (a1 a0) * b0 + (c1 c0), in three words.
     got = evaluate(
-        f"mad.lo.cc.{kind} {{d0}}, {{s0}}, {{s2}}, {{s3}}; madc.hi.cc.{kind} {{d1}}, {{s0}}, {{s2}}, {{s4}}; "
-        f"madc.hi.{kind} {{d2}}, {{s1}}, {{s2}}, 0; mad.hi.cc.{kind} {{d2}}, {{s0}}, {{s2}}, {{s4}}; "
+        f"mad.lo.cc.{kind} {{d0}}, {{s0}}, {{s2}}, {{s3}}; "
+        f"madc.hi.cc.{kind} {{d1}}, {{s0}}, {{s2}}, {{s4}}; "
+        f"madc.hi.{kind} {{d2}}, {{s1}}, {{s2}}, 0; "
+        f"mad.hi.cc.{kind} {{d2}}, {{s0}}, {{s2}}, {{s4}}; "
         f"madc.lo.cc.{kind} {{d2}}, {{s1}}, {{s2}}, {{d2}}; madc.lo.{kind} {{d3}}, 0, 0, 0;",
-        [a[0], a[1], b[0], b[1], b[2]], [bits] * 4,
-    )  # fmt: skip
+        [a[0], a[1], b[0], b[1], b[2]],
+        [bits] * 4,
+    )
     for row in range(len(a[0])):
         x, y, p = (read(kind, int(v[row])) for v in (a[0], a[1], b[0]))
         c0, c1 = int(b[1][row]), int(b[2][row])

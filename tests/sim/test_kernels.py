@@ -15,7 +15,8 @@ extern "C" __global__ void vector_add(const float* x, const float* y, float* z, 
 extern "C" __global__ void block_sum(const int* x, int* sums, int n) {
   __shared__ int partial[8];
   int total = 0;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) total += x[i];
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    total += x[i];
   for (int offset = 16; offset > 0; offset /= 2) total += __shfl_xor_sync(~0u, total, offset);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = total;
   __syncthreads();
@@ -76,7 +77,8 @@ extern "C" __global__ void stack_and_constants(const int* x, int* y) {
   for (int k = 0; k < 5; ++k) sum = sum * 7 + window[(k + x[(i + 1) % 32]) % 5];
   y[i] = sum;
 }
-extern "C" __global__ void to_bf16_and_back(const float* x, unsigned short* narrow, float* wide, int n) {
+extern "C" __global__ void to_bf16_and_back(const float* x, unsigned short* narrow,
+                                            float* wide, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   unsigned short h;
@@ -84,16 +86,18 @@ extern "C" __global__ void to_bf16_and_back(const float* x, unsigned short* narr
   narrow[i] = h;
   asm("cvt.f32.bf16 %0, %1;" : "=f"(wide[i]) : "h"(h));
 }
-extern "C" __global__ void to_fp8_and_fp4(const float* x, unsigned short* e4m3, unsigned char* e2m1, int n) {
+extern "C" __global__ void to_fp8_and_fp4(const float* x, unsigned short* e4m3,
+                                          unsigned char* e2m1, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (2 * i >= n) return;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(e4m3[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
   unsigned short pair;
-  asm("{.reg .b8 low, high;\n cvt.rn.satfinite.e2m1x2.f32 low, %1, %2;\n mov.b16 %0, {low, high};}"
+  asm("{.reg .b8 both;\n cvt.rn.satfinite.e2m1x2.f32 both, %1, %2;\n cvt.u16.u8 %0, both;}"
       : "=h"(pair) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
   e2m1[i] = pair & 0xFF;
 }
-extern "C" __global__ void quotients(const float* x, const float* y, float* q, float* root, double* d, long long* m, int n) {
+extern "C" __global__ void quotients(const float* x, const float* y, float* q, float* root,
+                                     double* d, long long* m, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   q[i] = x[i] / y[i];
@@ -140,7 +144,9 @@ def test_transpose(kernels: sim.Module, shape: tuple[int, int]) -> None:
     """Through shared memory, sizes that no tile divides."""
     x = random(shape)
     y = np.zeros(shape[::-1], np.float32)
-    kernels.launch("transpose", (-(-shape[1] // 32), -(-shape[0] // 32)), (32, 8), args=[x, y, *shape])
+    kernels.launch(
+        "transpose", (-(-shape[1] // 32), -(-shape[0] // 32)), (32, 8), args=[x, y, *shape]
+    )
     np.testing.assert_array_equal(y, x.T)
 
 

@@ -80,7 +80,10 @@ def test_funnel_shifts(mode: str) -> None:
         lambda a, b, n: (b << 32 | a) << count(n) >> 32,
     )  # fmt: skip
     check(
-        f"shf.r.{mode}.b32 {operands}", ["u32"] * 3, "u32", lambda a, b, n: (b << 32 | a) >> count(n)
+        f"shf.r.{mode}.b32 {operands}",
+        ["u32"] * 3,
+        "u32",
+        lambda a, b, n: (b << 32 | a) >> count(n),
     )
 
 
@@ -132,9 +135,7 @@ def test_find_nth_set_bit() -> None:
     mask = rng.integers(0, 2**32, 500, np.uint32)
     base = rng.integers(0, 32, 500).astype(np.uint32)
     offset = rng.integers(-8, 9, 500).astype(np.int32)
-    (got,) = evaluate(
-        "fns.b32 {d0}, {s0}, {s1}, {s2};", [mask, base, offset.view(np.uint32)], [32]
-    )
+    (got,) = evaluate("fns.b32 {d0}, {s0}, {s1}, {s2};", [mask, base, offset.view(np.uint32)], [32])
     want = [oracle(int(m), int(b), int(o)) for m, b, o in zip(mask, base, offset, strict=True)]
     np.testing.assert_array_equal(got, np.array(want, np.uint32))
 
@@ -155,7 +156,10 @@ def test_setp_of_integers(kind: str) -> None:
     for name in comparisons(kind):
         p, q = evaluate(f"setp.{name}.{kind} {{d0}}|{{d1}}, {{s0}}, {{s1}};", [a, b], [1, 1])
         want = np.array(
-            [COMPARE[name](read(kind, int(x)), read(kind, int(y))) for x, y in zip(a, b, strict=True)]
+            [
+                COMPARE[name](read(kind, int(x)), read(kind, int(y)))
+                for x, y in zip(a, b, strict=True)
+            ]
         )
         np.testing.assert_array_equal(p, want)
         np.testing.assert_array_equal(q, ~want)
@@ -164,8 +168,12 @@ def test_setp_of_integers(kind: str) -> None:
                 f"setp.{name}.{how}.{kind} {{d0}}|{{d1}}, {{s0}}, {{s1}}, {{s2}};",
                 [a, b, c], [1, 1], predicates=(2,),
             )  # fmt: skip
-            np.testing.assert_array_equal(p, [function(bool(x), bool(y)) for x, y in zip(want, c, strict=True)])
-            np.testing.assert_array_equal(q, [function(not x, bool(y)) for x, y in zip(want, c, strict=True)])
+            np.testing.assert_array_equal(
+                p, [function(bool(x), bool(y)) for x, y in zip(want, c, strict=True)]
+            )
+            np.testing.assert_array_equal(
+                q, [function(not x, bool(y)) for x, y in zip(want, c, strict=True)]
+            )
 
 
 @pytest.mark.parametrize("kind", [*INTEGERS, "b16", "b32", "b64"])
@@ -175,7 +183,10 @@ def test_set_of_integers(kind: str) -> None:
     c = (np.arange(len(a)) % 2).astype(np.uint8)
     for name in comparisons(kind):
         want = np.array(
-            [COMPARE[name](read(kind, int(x)), read(kind, int(y))) for x, y in zip(a, b, strict=True)]
+            [
+                COMPARE[name](read(kind, int(x)), read(kind, int(y)))
+                for x, y in zip(a, b, strict=True)
+            ]
         )
         for to, one in (("u32", 0xFFFFFFFF), ("s32", 0xFFFFFFFF), ("f32", 0x3F800000)):
             (got,) = evaluate(f"set.{name}.{to}.{kind} {{d0}}, {{s0}}, {{s1}};", [a, b], [32])
@@ -200,18 +211,24 @@ def test_selection(kind: str) -> None:
     unsigned = f"u{bits_of(kind)}"
     a, b = samples([unsigned] * 2)
     p = (np.arange(len(a)) % 2).astype(np.uint8)
-    (got,) = evaluate(f"selp.{kind} {{d0}}, {{s0}}, {{s1}}, {{s2}};", [a, b, p], [bits_of(kind)], predicates=(2,))
+    (got,) = evaluate(
+        f"selp.{kind} {{d0}}, {{s0}}, {{s1}}, {{s2}};", [a, b, p], [bits_of(kind)], predicates=(2,)
+    )
     np.testing.assert_array_equal(got, np.where(p, a, b))
     sign = (np.arange(len(a)) % 7 - 3).astype(np.int32)
     (got,) = evaluate(
-        f"slct.{kind}.s32 {{d0}}, {{s0}}, {{s1}}, {{s2}};", [a, b, sign.view(np.uint32)], [bits_of(kind)]
+        f"slct.{kind}.s32 {{d0}}, {{s0}}, {{s1}}, {{s2}};",
+        [a, b, sign.view(np.uint32)],
+        [bits_of(kind)],
     )
     np.testing.assert_array_equal(got, np.where(sign >= 0, a, b))
     values = np.array([1.0, -1.0, 0.0, -0.0, np.nan, np.inf, -np.inf, -1e-40], np.float32)
     real = np.resize(values, len(a))
     for ftz in ("", ".ftz"):
         (got,) = evaluate(
-            f"slct{ftz}.{kind}.f32 {{d0}}, {{s0}}, {{s1}}, {{s2}};", [a, b, real.view(np.uint32)], [bits_of(kind)]
+            f"slct{ftz}.{kind}.f32 {{d0}}, {{s0}}, {{s1}}, {{s2}};",
+            [a, b, real.view(np.uint32)],
+            [bits_of(kind)],
         )
         flushed = np.where(np.abs(real) < 2.0**-126, np.float32(0), real) if ftz else real
         np.testing.assert_array_equal(got, np.where(flushed >= 0, a, b))

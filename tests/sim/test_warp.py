@@ -33,8 +33,12 @@ def test_shuffles(mode: str) -> None:
     lane = np.arange(n) % 32
     a = np.arange(n, dtype=np.uint32) * 7
     b = (np.arange(n) // 64).astype(np.uint32)
-    c = np.where(np.arange(n) // 32 % 2 == 0, 0 if mode == "up" else 31, 0x1800 | (0 if mode == "up" else 31)).astype(np.uint32)
-    d, p = evaluate(f"shfl.sync.{mode}.b32 {{d0}}|{{d1}}, {{s0}}, {{s1}}, {{s2}}, {FULL};", [a, b, c], [32, 1])
+    c = np.where(
+        np.arange(n) // 32 % 2 == 0, 0 if mode == "up" else 31, 0x1800 | (0 if mode == "up" else 31)
+    ).astype(np.uint32)
+    d, p = evaluate(
+        f"shfl.sync.{mode}.b32 {{d0}}|{{d1}}, {{s0}}, {{s1}}, {{s2}}, {FULL};", [a, b, c], [32, 1]
+    )
     for i in range(n):
         source, inside = shuffled(mode, int(lane[i]), int(b[i]), int(c[i]))
         assert d[i] == a[i - lane[i] + source] and p[i] == inside
@@ -44,15 +48,27 @@ def test_votes_and_active_mask() -> None:
     """all, any, uni, ballot, on groups of lanes with member masks of their own."""
     n = 32 * 20
     rng = np.random.default_rng(0)
-    values = (rng.random(n) < np.repeat(rng.choice([0, 0.05, 0.5, 0.95, 1], n // 16), 16)).astype(np.uint8)
+    values = (rng.random(n) < np.repeat(rng.choice([0, 0.05, 0.5, 0.95, 1], n // 16), 16)).astype(
+        np.uint8
+    )
     members = np.where(np.arange(n) % 32 < 16, 0xFFFF, 0xFFFF0000).astype(np.uint32)
     groups = values.reshape(-1, 16)
     names = {"all": groups.all(1), "any": groups.any(1), "uni": groups.all(1) | ~groups.any(1)}
     for name, want in names.items():
-        (got,) = evaluate(f"vote.sync.{name}.pred {{d0}}, {{s0}}, {{s1}};", [values, members], [1], predicates=(0,))
+        (got,) = evaluate(
+            f"vote.sync.{name}.pred {{d0}}, {{s0}}, {{s1}};",
+            [values, members],
+            [1],
+            predicates=(0,),
+        )
         np.testing.assert_array_equal(got, np.repeat(want, 16))
-    (got,) = evaluate("vote.sync.ballot.b32 {d0}, !{s0}, {s1};", [values, members], [32], predicates=(0,))
-    bits = ((1 - values.reshape(-1, 2, 16)).astype(np.uint64) << (np.arange(32).reshape(2, 16).astype(np.uint64))).sum(2)
+    (got,) = evaluate(
+        "vote.sync.ballot.b32 {d0}, !{s0}, {s1};", [values, members], [32], predicates=(0,)
+    )
+    bits = (
+        (1 - values.reshape(-1, 2, 16)).astype(np.uint64)
+        << (np.arange(32).reshape(2, 16).astype(np.uint64))
+    ).sum(2)
     np.testing.assert_array_equal(got, np.repeat(bits.reshape(-1), 16))
     (got,) = evaluate("activemask.b32 {d0};", [np.zeros(40, np.uint32)], [32])
     assert set(got[:32]) == {FULL} and set(got[32:]) == {0xFF}
@@ -74,7 +90,14 @@ def test_match(bits: int) -> None:
     np.testing.assert_array_equal(d, np.where(same, FULL, 0))
 
 
-REDUCTIONS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+REDUCTIONS = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
@@ -85,7 +108,9 @@ def test_integer_reductions(op: str) -> None:
     members = np.where(np.arange(len(x)) % 32 < 16, 0xFFFF, 0xFFFF0000).astype(np.uint32)
     for kind in ("b32",) if op in ("and", "or", "xor") else ("u32", "s32"):
         typed = x.view(np.int32) if kind == "s32" else x
-        want = np.repeat(REDUCTIONS[op].reduce(typed.reshape(-1, 16), axis=1, dtype=typed.dtype), 16)
+        want = np.repeat(
+            REDUCTIONS[op].reduce(typed.reshape(-1, 16), axis=1, dtype=typed.dtype), 16
+        )
         (got,) = evaluate(f"redux.sync.{op}.{kind} {{d0}}, {{s0}}, {{s1}};", [x, members], [32])
         np.testing.assert_array_equal(got, want.view(np.uint32))
 
@@ -100,10 +125,20 @@ def test_float_reductions(op: str) -> None:
         for nan in ("", ".NaN"):
             v = np.abs(warps) if magnitude else warps
             with np.errstate(invalid="ignore"):
-                function = {"min": np.fmin, "max": np.fmax}[op] if not nan else {"min": np.minimum, "max": np.maximum}[op]
+                function = (
+                    {"min": np.fmin, "max": np.fmax}[op]
+                    if not nan
+                    else {"min": np.minimum, "max": np.maximum}[op]
+                )
                 want = np.repeat(function.reduce(v, axis=1), 32)
-            (got,) = evaluate(f"redux.sync.{op}{magnitude}{nan}.f32 {{d0}}, {{s0}}, {FULL};", [x.view(np.uint32)], [32])
-            np.testing.assert_array_equal(got, np.where(np.isnan(want), 0x7FFFFFFF, want.view(np.uint32)))
+            (got,) = evaluate(
+                f"redux.sync.{op}{magnitude}{nan}.f32 {{d0}}, {{s0}}, {FULL};",
+                [x.view(np.uint32)],
+                [32],
+            )
+            np.testing.assert_array_equal(
+                got, np.where(np.isnan(want), 0x7FFFFFFF, want.view(np.uint32))
+            )
 
 
 def test_elect_chooses_the_first_member() -> None:
@@ -131,11 +166,21 @@ def test_members_that_diverged_are_waited_for() -> None:
     ("body", "message"),
     [
         ("shfl.sync.idx.b32 r1, r0, 0, 31, 0x1;", "does not name the lane"),
-        ("setp.lt.u32 p, r0, 16; @p shfl.sync.idx.b32 r1, r0, 0, 31, 0xffffffff;", "the guard keeps them from it"),
-        ("setp.lt.u32 p, r0, 16; @p bra A; shfl.sync.idx.b32 r1, r0, 0, 31, -1; bra B;\nA: shfl.sync.idx.b32 r1, r0, 0, 31, -1;\nB:", "lanes 0-15 are at"),
-        ("setp.lt.u32 p, r0, 16; @p exit; shfl.sync.idx.b32 r1, r0, 0, 31, -1;", "lane 0, which takes no part"),
+        (
+            "setp.lt.u32 p, r0, 16; @p shfl.sync.idx.b32 r1, r0, 0, 31, 0xffffffff;",
+            "the guard keeps them from it",
+        ),
+        (
+            "setp.lt.u32 p, r0, 16; @p bra A; shfl.sync.idx.b32 r1, r0, 0, 31, -1; bra B;\n"
+            "A: shfl.sync.idx.b32 r1, r0, 0, 31, -1;\nB:",
+            "lanes 0-15 are at",
+        ),
+        (
+            "setp.lt.u32 p, r0, 16; @p exit; shfl.sync.idx.b32 r1, r0, 0, 31, -1;",
+            "lane 0, which takes no part",
+        ),
     ],
-)  # fmt: skip
+)
 def test_wrong_member_masks_are_reported(body: str, message: str) -> None:
     """A mask without the lane itself, a guard, a divergence, a lane that has exited."""
     with pytest.raises(sim.SimulationError, match=message) as error:

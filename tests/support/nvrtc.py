@@ -17,6 +17,10 @@ def library() -> ctypes.CDLL:
     folders = list(namespace.submodule_search_locations or []) if namespace else []
     for folder in folders:
         for path in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.12")):
+            # NVRTC opens its built-ins by name, from its own folder; under AddressSanitizer that
+            # search fails, so they are loaded before.
+            for builtins in path.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
             return ctypes.CDLL(str(path))
     pytest.skip("no libnvrtc.so.12: pip install nvidia-cuda-nvrtc-cu12==12.9.86")
 

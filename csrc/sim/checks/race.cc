@@ -20,7 +20,15 @@ void RaceChecker::each_record(u64 offset, u32 bytes, F f) {
       continue;
     }
     if (word.write != kSplit) {
-      split_[at / 4].fill(word);
+      std::array<AccessHistory, 4>& bytes_of_word = split_[at / 4];
+      bytes_of_word.fill(word);
+      if (word.read == kSharedReads) {
+        // Each byte gets a set of its own.
+        for (std::size_t k = 1; k < 4; ++k) {
+          sets_.push_back(ReadSet(sets_[word.read_pc]));
+          bytes_of_word[k].read_pc = static_cast<u32>(sets_.size() - 1);
+        }
+      }
       word.write = kSplit;
     }
     std::array<AccessHistory, 4>& parts = split_[at / 4];
@@ -35,23 +43,28 @@ void RaceChecker::read_record(AccessHistory& record, const Access& access, RaceC
     conflict = {true, true, record.write, record.write_pc & ~kAtomicAccess};
   if (record.read == kSharedReads) {
     ReadSet& set = sets_[record.read_pc];
-    std::size_t k = 0;
-    while (k < set.reads.size() && agent_of(set.reads[k]) != access.agent) ++k;
-    if (k == set.reads.size()) {
-      set.reads.push_back(access.epoch);
-      set.pcs.push_back(stored_pc);
-    } else {
-      set.reads[k] = access.epoch;
-      set.pcs[k] = stored_pc;
-    }
+    set.reads[access.agent] = access.epoch;
+    set.pcs[access.agent] = stored_pc;
   } else if (record.read == 0 || agent_of(record.read) == access.agent ||
              happened_before(record.read, access.now)) {
     record.read = access.epoch;
     record.read_pc = stored_pc;
   } else {
-    sets_.push_back({{record.read, access.epoch}, {record.read_pc, stored_pc}});
+    if (free_sets_.empty()) {
+      free_sets_.push_back(static_cast<u32>(sets_.size()));
+      sets_.emplace_back();
+    }
+    const u32 number = free_sets_.back();
+    free_sets_.pop_back();
+    ReadSet& set = sets_[number];
+    set.reads.assign(access.now.size(), 0);
+    set.pcs.assign(access.now.size(), 0);
+    set.reads[agent_of(record.read)] = record.read;
+    set.pcs[agent_of(record.read)] = record.read_pc;
+    set.reads[access.agent] = access.epoch;
+    set.pcs[access.agent] = stored_pc;
     record.read = kSharedReads;
-    record.read_pc = static_cast<u32>(sets_.size() - 1);
+    record.read_pc = number;
   }
 }
 
@@ -64,6 +77,7 @@ void RaceChecker::write_record(AccessHistory& record, const Access& access,
     for (std::size_t k = 0; k < set.reads.size(); ++k)
       if (!happened_before(set.reads[k], access.now) && !both_atomic(set.pcs[k], access.atomic))
         conflict = {true, false, set.reads[k], set.pcs[k] & ~kAtomicAccess};
+    free_sets_.push_back(record.read_pc);
   } else if (!happened_before(record.read, access.now) &&
              !both_atomic(record.read_pc, access.atomic)) {
     conflict = {true, false, record.read, record.read_pc & ~kAtomicAccess};

@@ -39,7 +39,7 @@ inline bool happened_before(Epoch epoch, const VectorClock& now) {
 
 inline constexpr u32 kAtomicAccess = 1u << 31;  // in a program counter: the access was atomic
 inline constexpr Epoch kSharedReads = ~0u;      // `read` of a place that several agents have read
-inline constexpr Epoch kSplit = ~0u - 1;        // `write` of a word whose bytes have their own histories
+inline constexpr Epoch kSplit = ~0u - 1;  // `write` of a word whose bytes have their own histories
 
 struct AccessHistory {
   Epoch write = 0;
@@ -49,7 +49,7 @@ struct AccessHistory {
                     // where write == kSplit: the whole record is unused
 };
 
-// The reads of a byte by several agents.
+// The reads of a place by several agents: by agent, 0 where it has not read.
 struct ReadSet {
   std::vector<Epoch> reads;
   std::vector<u32> pcs;
@@ -70,6 +70,31 @@ class RaceChecker {
   RaceConflict read(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc, bool atomic);
   RaceConflict write(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc, bool atomic);
 
+  // The same for whole words and plain accesses, where nothing can be wrong at first sight. False: not
+  // recorded; `read` or `write` must decide.
+  bool read_word(u64 word, u32 agent, Epoch epoch, const VectorClock& now, u32 pc) {
+    AccessHistory& h = words_[word];
+    if (h.write == kSplit || !happened_before(h.write, now)) return false;
+    if (h.read == kSharedReads) {
+      ReadSet& set = sets_[h.read_pc];
+      set.reads[agent] = epoch;
+      set.pcs[agent] = pc;
+      return true;
+    }
+    if (h.read != 0 && agent_of(h.read) != agent && !happened_before(h.read, now)) return false;
+    h.read = epoch;
+    h.read_pc = pc;
+    return true;
+  }
+  bool write_word(u64 word, Epoch epoch, const VectorClock& now, u32 pc) {
+    AccessHistory& h = words_[word];
+    if (h.write == kSplit || h.read == kSharedReads || !happened_before(h.write, now) ||
+        !happened_before(h.read, now))
+      return false;
+    h = {epoch, pc, 0, 0};
+    return true;
+  }
+
  private:
   struct Access {
     u32 agent;
@@ -86,6 +111,7 @@ class RaceChecker {
   std::vector<AccessHistory> words_;
   std::unordered_map<u64, std::array<AccessHistory, 4>> split_;
   std::vector<ReadSet> sets_;
+  std::vector<u32> free_sets_;
 };
 
 }  // namespace jax_fp4::sim

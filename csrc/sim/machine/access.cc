@@ -8,7 +8,9 @@
 namespace jax_fp4::sim {
 namespace {
 
-bool reads(AccessKind kind) { return kind != AccessKind::write && kind != AccessKind::strong_write; }
+bool reads(AccessKind kind) {
+  return kind != AccessKind::write && kind != AccessKind::strong_write;
+}
 bool writes(AccessKind kind) { return kind != AccessKind::read && kind != AccessKind::strong_read; }
 bool strong(AccessKind kind) { return kind != AccessKind::read && kind != AccessKind::write; }
 
@@ -119,8 +121,8 @@ u8* shared_access(const Target& t, bool cluster, const void* value) {
   if ((t.address & kSharedOffsetMask) < kSharedReserved ||
       offset + t.bytes > owner->shared.size()) {
     t.fail(FaultKind::out_of_bounds, "shared",
-           "is outside the CTA's " + std::to_string(owner->shared.size()) + " bytes, which start at " +
-               hex(kSharedReserved));
+           "is outside the CTA's " + std::to_string(owner->shared.size()) +
+               " bytes, which start at " + hex(kSharedReserved));
   }
   t.initialise(owner->shared_written.data() + offset, "shared");
   if (owner->races) {

@@ -13,6 +13,7 @@
 // spin on each other.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <random>
@@ -32,8 +33,20 @@ using Lane32 [[gnu::may_alias]] = u32;
 using Lane64 [[gnu::may_alias]] = u64;
 
 enum class FaultKind : u8 {
-  uninitialized_register, uninitialized_memory, out_of_bounds, misaligned, read_only, divergence,
-  deadlock, timeout, race, barrier, trap, call, argument, mbarrier,
+  uninitialized_register,
+  uninitialized_memory,
+  out_of_bounds,
+  misaligned,
+  read_only,
+  divergence,
+  deadlock,
+  timeout,
+  race,
+  barrier,
+  trap,
+  call,
+  argument,
+  mbarrier,
 };
 std::string_view name_of_fault(FaultKind kind);
 
@@ -56,7 +69,7 @@ struct Fragment {
   u32 pc = 0;
   u32 mask = 0;
   FragmentState state = FragmentState::ready;
-  u32 needed = 0;   // converging: the lanes that must come together
+  u32 needed = 0;  // converging: the lanes that must come together
   std::string_view waits_for;
   std::vector<u32> stack;  // call sites, outermost first
 };
@@ -65,14 +78,23 @@ struct Cta;
 struct Cluster;
 struct Launch;
 
+// A cp.async that has been issued and not done.
+struct AsyncCopy {
+  u32 pc;
+  int lane;
+  u32 bytes, source_bytes;
+  u64 source, destination;
+  u32 group;  // groups that the lane had committed before
+};
+
 struct Warp {
   Launch* launch = nullptr;
   Cta* cta = nullptr;
-  u32 id = 0;      // in the CTA
-  u32 agent = 0;   // in the cluster, for races
-  u32 number = 0;  // in the launch, for the trace
-  u32 live = 0;    // lanes that have not exited
-  u32 carry = 0;   // the condition code of add.cc and its like
+  u32 id = 0;               // in the CTA
+  u32 agent = 0;            // in the cluster, for races
+  u32 number = 0;           // in the launch, for the trace
+  u32 live = 0;             // lanes that have not exited
+  u32 carry = 0;            // the condition code of add.cc and its like
   u32 cluster_arrived = 0;  // lanes between barrier.cluster.arrive and .wait
   u32 cluster_phase = 0;    // of the barrier when they arrived
   u32* registers = nullptr;
@@ -80,9 +102,11 @@ struct Warp {
   u32* written = nullptr;  // by block: lanes that hold a value
   std::vector<u32> predicates, predicates_written;
   std::vector<u32> storage;
-  std::vector<u8> local;          // lane after lane, Program::local_bytes each
+  std::vector<u8> local;  // lane after lane, Program::local_bytes each
   std::vector<u8> local_written;
   VectorClock clock;
+  std::vector<AsyncCopy> copies;
+  std::array<u32, kLanes> copy_groups{};  // committed by each lane
   std::vector<Fragment> fragments;
   u32 current = 0;
   u32 patience = 0;  // leaders until another fragment gets its turn
@@ -96,7 +120,8 @@ struct Warp {
   Fragment& fragment() { return fragments[current]; }
   const Lane32* in(u32 slot) const {
     const u32* base = (slot & kConstant) ? constants : registers;
-    return reinterpret_cast<const Lane32*>(base + static_cast<std::size_t>(slot & ~kConstant) * kLanes);
+    return reinterpret_cast<const Lane32*>(base +
+                                           static_cast<std::size_t>(slot & ~kConstant) * kLanes);
   }
   const Lane64* in64(u32 slot) const { return reinterpret_cast<const Lane64*>(in(slot)); }
   Lane32* out(u32 slot) {
@@ -151,7 +176,7 @@ struct BarrierWaiter {
 struct NamedBarrier {
   u32 expected = 0;  // threads; 0: all of the CTA
   u32 arrived = 0;
-  u32 line = 0;      // of the first arrival
+  u32 line = 0;                     // of the first arrival
   u32 any = 0, all = 1, count = 0;  // bar.red
   VectorClock clock;
   std::vector<BarrierWaiter> waiters;
@@ -225,8 +250,8 @@ struct Launch {
   std::mt19937_64 random;
   std::vector<std::unique_ptr<Cluster>> resident;
   std::vector<Warp*> runnable;
-  std::vector<u64> counts;          // by instruction of the program: warps
-  std::vector<u64> lane_counts;     // lanes
+  std::vector<u64> counts;                        // by instruction of the program: warps
+  std::vector<u64> lane_counts;                   // lanes
   u64 bytes_read[8] = {}, bytes_written[8] = {};  // by Space
   u64 instructions = 0;
   u64 trace = 0xCBF2'9CE4'8422'2325;  // FNV-1a over what ran when

@@ -8,7 +8,7 @@ namespace jax_fp4::sim {
 namespace {
 
 struct Graph {
-  std::vector<u32> start;   // first instruction of each block, and the end
+  std::vector<u32> start;     // first instruction of each block, and the end
   std::vector<u32> block_of;  // by instruction - begin
   std::vector<std::vector<u32>> successors, predecessors;
   u32 size() const { return static_cast<u32>(successors.size()); }
@@ -182,8 +182,7 @@ void drop_needless_checks(Program& program, u32 begin, u32 end) {
     changed = false;
     for (u32 b : order) {
       Set written = in_of(b);
-      for (u32 pc = graph.start[b]; pc < graph.start[b + 1]; ++pc)
-        apply(program.code[pc], written);
+      for (u32 pc = graph.start[b]; pc < graph.start[b + 1]; ++pc) apply(program.code[pc], written);
       if (written != out[b]) {
         out[b] = std::move(written);
         changed = true;

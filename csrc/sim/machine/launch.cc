@@ -21,9 +21,20 @@ void unpack(u64 linear, const Dim3& size, u32 (&index)[3]) {
 }  // namespace
 
 std::string_view name_of_fault(FaultKind kind) {
-  constexpr std::string_view kNames[] = {
-      "uninitialized-register", "uninitialized-memory", "out-of-bounds", "misaligned", "read-only",
-      "divergence", "deadlock", "timeout", "race", "barrier", "trap", "call", "argument", "mbarrier"};
+  constexpr std::string_view kNames[] = {"uninitialized-register",
+                                         "uninitialized-memory",
+                                         "out-of-bounds",
+                                         "misaligned",
+                                         "read-only",
+                                         "divergence",
+                                         "deadlock",
+                                         "timeout",
+                                         "race",
+                                         "barrier",
+                                         "trap",
+                                         "call",
+                                         "argument",
+                                         "mbarrier"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -201,7 +212,9 @@ void Launch::report_deadlock() {
           if (f.mask == 0) continue;
           const bool converging = f.state == FragmentState::converging;
           diverged |= converging;
-          const u32 at = program->code[converging ? f.pc : f.pc - 1].line;
+          // What is tried again when the fragment wakes has its PC at the instruction itself.
+          const bool again = converging || f.waits_for == "an mbarrier";
+          const u32 at = program->code[again ? f.pc : f.pc - 1].line;
           if (line == 0) line = at;
           text += "\n  CTA (" + std::to_string(cta->index[0]) + "," +
                   std::to_string(cta->index[1]) + "," + std::to_string(cta->index[2]) + ") warp " +
@@ -242,20 +255,19 @@ void Launch::run() {
     trace = (trace ^ (u64{warp->number} << 32 | executed)) * 0x100'0000'01B3;
     if (warp->finished) {
       if (warp->cta->cluster->exited == warp->cta->cluster->threads) retire();
-    } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(), [](const Fragment& f) {
-                 return f.state == FragmentState::ready;
-               })) {
+    } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(),
+                           [](const Fragment& f) { return f.state == FragmentState::ready; })) {
       enqueue(warp);
     }
     if (instructions > spec.max_instructions) {
-      throw Fault(FaultKind::timeout, 0,
-                  "timeout: more than " + std::to_string(spec.max_instructions) +
-                      " warp instructions in kernel '" + program->entry + "'; warp " +
-                      std::to_string(warp->id) + " was at " +
-                      (warp->fragments.empty()
-                           ? "its end"
-                           : kernel_line(program->code[warp->fragment().pc].line)) +
-                      "; seed " + std::to_string(spec.seed));
+      throw Fault(
+          FaultKind::timeout, 0,
+          "timeout: more than " + std::to_string(spec.max_instructions) +
+              " warp instructions in kernel '" + program->entry + "'; warp " +
+              std::to_string(warp->id) + " was at " +
+              (warp->fragments.empty() ? "its end"
+                                       : kernel_line(program->code[warp->fragment().pc].line)) +
+              "; seed " + std::to_string(spec.seed));
     }
   }
 }

@@ -57,7 +57,9 @@ struct FunctionState {
 class Lowerer {
  public:
   Lowerer(const Module& module, const Function& entry, const Placements& placements)
-      : module_(module), entry_(entry), placements_(placements),
+      : module_(module),
+        entry_(entry),
+        placements_(placements),
         program_(std::make_unique<Program>()) {
     program_->module = &module;
     program_->entry = entry.name;
@@ -90,8 +92,9 @@ class Lowerer {
 
   void gather(const Function& f) {
     if (std::find(path_.begin(), path_.end(), &f) != path_.end()) {
-      fail(f.line, "'" + f.name + "' calls itself; registers are static here, so recursion is not "
-                                  "modelled");
+      fail(f.line, "'" + f.name +
+                       "' calls itself; registers are static here, so recursion is not "
+                       "modelled");
     }
     if (std::find(order_.begin(), order_.end(), &f) != order_.end()) return;
     if (!f.defined) fail(f.line, "'" + f.name + "' is called but not defined in this module");
@@ -105,9 +108,9 @@ class Lowerer {
   }
 
   void use_variables(const Operand& operand) {
-    const bool variable = operand.kind == OperandKind::variable ||
-                          (operand.kind == OperandKind::address &&
-                           operand.base_kind == OperandKind::variable);
+    const bool variable =
+        operand.kind == OperandKind::variable ||
+        (operand.kind == OperandKind::address && operand.base_kind == OperandKind::variable);
     if (variable) used_.insert({operand.index, true});
     for (const Operand& element : operand.elements) use_variables(element);
   }
@@ -143,15 +146,15 @@ class Lowerer {
       if (v.external) {
         program_->dynamic_shared_align = std::max(program_->dynamic_shared_align, v.align);
       } else {
-        const u32 at = static_cast<u32>(round_up(kSharedReserved + program_->static_shared_bytes,
-                                                 v.align));
+        const u32 at =
+            static_cast<u32>(round_up(kSharedReserved + program_->static_shared_bytes, v.align));
         addresses_[index] = at;
         program_->static_shared_bytes = at + static_cast<u32>(v.bytes) - kSharedReserved;
       }
     }
     // The reserved KiB keeps every alignment up to 1024.
-    const u64 dynamic = static_cast<u64>(round_up(
-        kSharedReserved + program_->static_shared_bytes, program_->dynamic_shared_align));
+    const u64 dynamic = static_cast<u64>(
+        round_up(kSharedReserved + program_->static_shared_bytes, program_->dynamic_shared_align));
     for (const auto& [index, used] : used_)
       if (module_.variables[index].external) addresses_[index] = dynamic;
 
@@ -210,8 +213,9 @@ class Lowerer {
       for (int block = 0; block < std::max(1, width / 32); ++block) {
         for (int lane = 0; lane < kLanes; ++lane) {
           // 64-bit lanes lie whole, one after the other, over two blocks.
-          const u64 half = width <= 32                                     ? bits
-                           : ((block * kLanes + lane) & 1) != 0 ? bits >> 32 : bits;
+          const u64 half = width <= 32                          ? bits
+                           : ((block * kLanes + lane) & 1) != 0 ? bits >> 32
+                                                                : bits;
           program_->constants.push_back(static_cast<u32>(half));
         }
       }
@@ -247,8 +251,9 @@ class Lowerer {
       return special_register(known.special, known.bits == 64 || width == 64, 0,
                               "%" + operand.name);
     }
-    fail(line, "special register '%" + operand.name + "' is not modelled (or this register is not "
-                                                      "declared)");
+    fail(line, "special register '%" + operand.name +
+                   "' is not modelled (or this register is not "
+                   "declared)");
   }
 
   u32 special_register(Special which, bool wide, u64 value, const std::string& name) {
@@ -295,8 +300,7 @@ class Lowerer {
 
   u32 predicate_slot(const Operand& operand, u32 line) {
     if (operand.kind == OperandKind::sink) return scratch_predicate_;
-    if (operand.kind != OperandKind::reg ||
-        function_->registers[operand.index].type != Type::pred)
+    if (operand.kind != OperandKind::reg || function_->registers[operand.index].type != Type::pred)
       fail(line, "expected a predicate register");
     return functions_[function_].slots[operand.index] | (operand.negated ? kNegated : 0);
   }
@@ -324,9 +328,9 @@ class Lowerer {
       case OperandKind::f64:
         if (width == 64) return constant(operand.bits, 64);
         if (type == Type::f32) {
-          return constant(__builtin_bit_cast(u32, static_cast<float>(__builtin_bit_cast(
-                                                      double, operand.bits))),
-                          32);
+          return constant(
+              __builtin_bit_cast(u32, static_cast<float>(__builtin_bit_cast(double, operand.bits))),
+              32);
         }
         fail(line, "a double literal where no floating-point number is expected");
       case OperandKind::variable: return address_value(operand.index, operand.offset, width, line);
@@ -385,8 +389,7 @@ class Lowerer {
     code.counts[next_vector] = static_cast<u16>(elements.size());
     ++next_vector;
     for (const Operand* element : elements) {
-      const u32 slot =
-          value_slot(*element, type, width, spec.relaxed, spec.destination, line);
+      const u32 slot = value_slot(*element, type, width, spec.relaxed, spec.destination, line);
       program_->slots.push_back(slot);
       spec.destination ? mark(slot) : check(slot);
       if (element->kind == OperandKind::reg)
@@ -442,11 +445,11 @@ class Lowerer {
     code.exec = form.row->builder(form, code);
     if (!code.exec) fail(i.line, "this combination of modifiers does not exist or is not modelled");
     // Parameters of calls are variables of the frame.
-    if (address_variable_ != kNoIndex && code.space == Space::param && frame_.count(address_variable_))
+    if (address_variable_ != kNoIndex && code.space == Space::param &&
+        frame_.count(address_variable_))
       code.space = Space::local;
-    const bool convergent = std::any_of(i.modifiers.begin(), i.modifiers.end(), [](auto m) {
-      return m == "sync" || m == "aligned";
-    });
+    const bool convergent = std::any_of(i.modifiers.begin(), i.modifiers.end(),
+                                        [](auto m) { return m == "sync" || m == "aligned"; });
     code.leader = convergent || i.opcode == "bar" || i.opcode == "barrier";
     if (i.opcode == "ret" || i.opcode == "exit" || i.opcode == "trap") code.flow = Flow::end;
     const auto append = [&](const std::vector<u32>& list, u32& begin, u32& end) {
@@ -464,6 +467,7 @@ class Lowerer {
   void lower_operands(const Instruction& i, const Form& form, Code& code) {
     u32 next_source = 0, next_destination = 0, next_vector = 0;
     int next_address = 0;
+    bool immediate = false;
     for (std::size_t n = 0; n < i.operands.size(); ++n) {
       const OperandSpec& spec = form.row->specs[n];
       const Operand& operand = i.operands[n];
@@ -504,8 +508,13 @@ class Lowerer {
         code.dst[next_destination++] = slot;
         mark(slot | flag);
       } else {
+        if (first->kind == OperandKind::integer && !immediate) {
+          code.immediate = first->bits;
+          immediate = true;
+        }
         if (next_source == 0 && first->kind == OperandKind::reg)
-          code.source_width = static_cast<u8>(bits_of_type(function_->registers[first->index].type));
+          code.source_width =
+              static_cast<u8>(bits_of_type(function_->registers[first->index].type));
         code.src[next_source++] = slot;
         if (flag) {
           checks_.push_back((slot & ~kNegated) | flag);
@@ -592,8 +601,8 @@ class Lowerer {
   std::unique_ptr<Program> program_;
   std::vector<const Function*> order_, path_;
   std::map<const Function*, FunctionState> functions_;
-  std::map<u32, bool> used_, frame_;       // variables by index
-  std::map<u32, u64> addresses_;           // of parameters, shared and local variables
+  std::map<u32, bool> used_, frame_;  // variables by index
+  std::map<u32, u64> addresses_;      // of parameters, shared and local variables
   std::map<std::pair<u64, int>, u32> constants_;
   std::vector<std::pair<u32, const Function*>> call_targets_;
   const Function* function_ = nullptr;

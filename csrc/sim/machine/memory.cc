@@ -8,8 +8,7 @@ Buffer& GlobalMemory::place(Buffer buffer) {
   buffer.base = static_cast<u64>(round_up(static_cast<i64>(next_ + kRedZone), 256));
   next_ = buffer.base + buffer.bytes;
   last_ = nullptr;
-  return *buffers_.emplace(buffer.base, std::make_unique<Buffer>(std::move(buffer)))
-              .first->second;
+  return *buffers_.emplace(buffer.base, std::make_unique<Buffer>(std::move(buffer))).first->second;
 }
 
 Buffer& GlobalMemory::map(std::string name, u8* data, u64 bytes, bool writable, bool initialized) {

@@ -54,7 +54,8 @@ class GlobalMemory {
   // The buffer that holds the address, or the one before it, or null: for messages and accesses.
   Buffer* find(u64 address);
   Buffer* nearest(u64 address);
-  void clear_cache() { last_ = nullptr; }
+  // The buffer that the latest find() has found, or null.
+  const Buffer* last() const { return last_; }
 
  private:
   Buffer& place(Buffer buffer);

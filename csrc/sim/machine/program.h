@@ -31,35 +31,76 @@ struct Code {
   Exec exec = nullptr;
   u32 dst[2] = {kNoSlot, kNoSlot};
   u32 src[5] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
-  i64 offset[2] = {0, 0};    // of address operands
-  u32 guard = kNoSlot;       // predicate
-  u32 target = 0;            // branch or call target; number of a branch list
-  u32 vectors[4] = {};       // where in Program::slots the n-th vector operand starts
-  u16 counts[4] = {};        // and how many elements it has
+  u64 immediate = 0;                     // the first operand that is an integer constant
+  i64 offset[2] = {0, 0};                // of address operands
+  u32 guard = kNoSlot;                   // predicate
+  u32 target = 0;                        // branch or call target; number of a branch list
+  u32 vectors[6] = {};                   // where in Program::slots the n-th vector operand starts
+  u16 counts[6] = {};                    // and how many elements it has
   u32 checks_begin = 0, checks_end = 0;  // Program::checks: registers that may be unwritten
   u32 marks_begin = 0, marks_end = 0;    // Program::checks: registers to mark as written
   u32 line = 0;
   u32 form = 0;
-  u16 variant = 0;           // what the builder and the handler agree on
-  u8 width = 0;              // bits of the destination register (st: of the source)
-  u8 source_width = 0;       // bits of the first source register
+  u16 variant = 0;      // what the builder and the handler agree on
+  u8 width = 0;         // bits of the destination register (st: of the source)
+  u8 source_width = 0;  // bits of the first source register
   Space space = Space::generic;
   bool guard_negated = false;
   bool guard_checked = true;  // the guard may be unwritten
-  bool leader = false;       // lanes may meet here: the start of a block, or a convergent instruction
+  bool leader = false;  // lanes may meet here: the start of a block, or a convergent instruction
   Flow flow = Flow::next;
-  u8 address_bits = 0;       // of the address register: bit n set: operand n is 64 bits wide
+  u8 address_bits = 0;  // of the address register: bit n set: operand n is 64 bits wide
 };
 
 // What %tid.x and its like are read from: a register that is filled when the warp starts.
 enum class Special : u8 {
-  tid_x, tid_y, tid_z, ntid_x, ntid_y, ntid_z, ctaid_x, ctaid_y, ctaid_z, nctaid_x, nctaid_y,
-  nctaid_z, laneid, warpid, nwarpid, smid, nsmid, gridid, clusterid_x, clusterid_y, clusterid_z,
-  nclusterid_x, nclusterid_y, nclusterid_z, cluster_ctaid_x, cluster_ctaid_y, cluster_ctaid_z,
-  cluster_nctaid_x, cluster_nctaid_y, cluster_nctaid_z, cluster_ctarank, cluster_nctarank,
-  lanemask_eq, lanemask_le, lanemask_lt, lanemask_ge, lanemask_gt, dynamic_smem_size,
-  total_smem_size, aggr_smem_size, is_explicit_cluster,
-  clock, clock_hi, clock64, globaltimer, globaltimer_lo, globaltimer_hi,
+  tid_x,
+  tid_y,
+  tid_z,
+  ntid_x,
+  ntid_y,
+  ntid_z,
+  ctaid_x,
+  ctaid_y,
+  ctaid_z,
+  nctaid_x,
+  nctaid_y,
+  nctaid_z,
+  laneid,
+  warpid,
+  nwarpid,
+  smid,
+  nsmid,
+  gridid,
+  clusterid_x,
+  clusterid_y,
+  clusterid_z,
+  nclusterid_x,
+  nclusterid_y,
+  nclusterid_z,
+  cluster_ctaid_x,
+  cluster_ctaid_y,
+  cluster_ctaid_z,
+  cluster_nctaid_x,
+  cluster_nctaid_y,
+  cluster_nctaid_z,
+  cluster_ctarank,
+  cluster_nctarank,
+  lanemask_eq,
+  lanemask_le,
+  lanemask_lt,
+  lanemask_ge,
+  lanemask_gt,
+  dynamic_smem_size,
+  total_smem_size,
+  aggr_smem_size,
+  is_explicit_cluster,
+  clock,
+  clock_hi,
+  clock64,
+  globaltimer,
+  globaltimer_lo,
+  globaltimer_hi,
   shared_address,  // of a shared variable: `value` plus the CTA's rank in bits 31:24
 };
 
@@ -98,17 +139,17 @@ struct Program {
   const Module* module = nullptr;
   std::string entry;
   std::vector<Code> code;
-  std::vector<Form> forms;      // one for each instruction of `code`
-  std::vector<u32> order;       // running order of diverged lanes: lowest first
-  std::vector<u32> slots;       // elements of vector operands
+  std::vector<Form> forms;  // one for each instruction of `code`
+  std::vector<u32> order;   // running order of diverged lanes: lowest first
+  std::vector<u32> slots;   // elements of vector operands
   std::vector<u32> checks;
   std::vector<std::vector<u32>> branch_lists;
   std::vector<CallSite> calls;
   std::vector<std::string> register_names;  // by block, for messages
   std::vector<std::string> predicate_names;
   std::vector<SpecialUse> specials;
-  std::vector<u32> constants;   // 32 lanes a block
-  u32 blocks = 0;               // registers of a warp
+  std::vector<u32> constants;  // 32 lanes a block
+  u32 blocks = 0;              // registers of a warp
   u32 predicates = 0;
   std::vector<ParameterLayout> parameters;
   u32 parameter_bytes = 0;

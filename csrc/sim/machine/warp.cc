@@ -177,8 +177,8 @@ bool Warp::select() {
     if (!blocked) {
       const Fragment& f = fragments[0];
       const Code& c = launch->program->code[f.pc];
-      std::string text = describe_lanes(f.mask) + " wait here for " +
-                         describe_lanes(f.needed & live & ~f.mask);
+      std::string text =
+          describe_lanes(f.mask) + " wait here for " + describe_lanes(f.needed & live & ~f.mask);
       for (std::size_t i = 1; i < fragments.size(); ++i) {
         text += ", and " + describe_lanes(fragments[i].mask) + " are at " +
                 launch->kernel_line(launch->program->code[fragments[i].pc].line);

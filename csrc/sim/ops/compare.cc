@@ -16,14 +16,24 @@ struct Comparison {
   std::string_view name;
   u16 outcomes;
 };
-constexpr Comparison kComparisons[] = {
-    {"eq", kEqual}, {"ne", kLess | kGreater}, {"lt", kLess}, {"le", kLess | kEqual},
-    {"gt", kGreater}, {"ge", kGreater | kEqual}, {"lo", kLess}, {"ls", kLess | kEqual},
-    {"hi", kGreater}, {"hs", kGreater | kEqual}, {"equ", kEqual | kUnordered},
-    {"neu", kLess | kGreater | kUnordered}, {"ltu", kLess | kUnordered},
-    {"leu", kLess | kEqual | kUnordered}, {"gtu", kGreater | kUnordered},
-    {"geu", kGreater | kEqual | kUnordered}, {"num", kLess | kEqual | kGreater},
-    {"nan", kUnordered}};
+constexpr Comparison kComparisons[] = {{"eq", kEqual},
+                                       {"ne", kLess | kGreater},
+                                       {"lt", kLess},
+                                       {"le", kLess | kEqual},
+                                       {"gt", kGreater},
+                                       {"ge", kGreater | kEqual},
+                                       {"lo", kLess},
+                                       {"ls", kLess | kEqual},
+                                       {"hi", kGreater},
+                                       {"hs", kGreater | kEqual},
+                                       {"equ", kEqual | kUnordered},
+                                       {"neu", kLess | kGreater | kUnordered},
+                                       {"ltu", kLess | kUnordered},
+                                       {"leu", kLess | kEqual | kUnordered},
+                                       {"gtu", kGreater | kUnordered},
+                                       {"geu", kGreater | kEqual | kUnordered},
+                                       {"num", kLess | kEqual | kGreater},
+                                       {"nan", kUnordered}};
 
 u16 variant_of(const Form& form) {
   u16 variant = form.has("ftz") ? kFtz : 0;
@@ -127,11 +137,12 @@ template <class Value, bool kPacked>
 void set_halves(Warp& w, const Code& c, u32 mask) {
   const u32 low = combine(w, c, compare_halves<Value>(w, c, mask, 0));
   const u32 high = kPacked ? combine(w, c, compare_halves<Value>(w, c, mask, 16)) : 0;
-  const u32 one = c.width == 32 && !kPacked ? ~0u : std::is_same_v<Value, F16Value> ? 0x3C00 : 0x3F80;
+  const u32 one = c.width == 32 && !kPacked         ? ~0u
+                  : std::is_same_v<Value, F16Value> ? 0x3C00
+                                                    : 0x3F80;
   const Out<u32> d(w, c.dst[0]);
-  each_lane(mask, [&](int i) {
-    d.set(i, (low >> i & 1 ? one : 0) | (high >> i & 1 ? one << 16 : 0));
-  });
+  each_lane(mask,
+            [&](int i) { d.set(i, (low >> i & 1 ? one : 0) | (high >> i & 1 ? one << 16 : 0)); });
 }
 
 template <class T>

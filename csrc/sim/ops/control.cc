@@ -41,7 +41,8 @@ void copy_arguments(Warp& w, const std::vector<CallCopy>& copies, u32 mask) {
         value = wide ? w.in64(copy.from_slot)[lane] : w.in(copy.from_slot)[lane];
       if (copy.from_slot == kNoSlot && copy.to_slot == kNoSlot) {
         std::memmove(&w.local[base + copy.to], &w.local[base + copy.from], copy.bytes);
-        std::memmove(&w.local_written[base + copy.to], &w.local_written[base + copy.from], copy.bytes);
+        std::memmove(&w.local_written[base + copy.to], &w.local_written[base + copy.from],
+                     copy.bytes);
         continue;
       }
       if (copy.from_slot == kNoSlot) std::memcpy(&value, &w.local[base + copy.from], copy.bytes);
@@ -102,7 +103,15 @@ void read_special_lanes(Warp& w, const Code& c, u32 mask) {
 
 // ---- Named barriers
 
-enum BarrierFlag : u16 { kPopc = 0, kAnd = 1, kOr = 2, kReduces = 4, kArrives = 8, kAligned = 16, kReleases = 32 };
+enum BarrierFlag : u16 {
+  kPopc = 0,
+  kAnd = 1,
+  kOr = 2,
+  kReduces = 4,
+  kArrives = 8,
+  kAligned = 16,
+  kReleases = 32
+};
 
 // Threads that a fragment stands for: a warp counts whole once all its live lanes are there.
 u32 threads_of(const Warp& w, u32 mask) {

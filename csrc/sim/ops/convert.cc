@@ -13,7 +13,14 @@ namespace jax_fp4::sim {
 namespace {
 
 // Code::variant: rounding mode, then flags.
-enum Flag : u16 { kModeMask = 7, kFtz = 8, kSat = 16, kRelu = 32, kSatFinite = 64, kToInteger = 128 };
+enum Flag : u16 {
+  kModeMask = 7,
+  kFtz = 8,
+  kSat = 16,
+  kRelu = 32,
+  kSatFinite = 64,
+  kToInteger = 128
+};
 
 u16 flags_of(const Form& form) {
   u16 flags = 0;
@@ -83,7 +90,8 @@ u64 write_float(const BinaryFormat& format, double x, u16 flags) {
   if ((flags & kRelu) && std::signbit(x)) x = 0.0;
   if (flags & kSat) x = x > 0.0 ? std::min(x, 1.0) : 0.0;
   const u64 sign = std::signbit(x) ? format.sign() : 0;
-  u64 bits = std::isinf(x) ? sign | format.infinity() : round_exact(exact_of(x), format, mode_of(flags));
+  u64 bits =
+      std::isinf(x) ? sign | format.infinity() : round_exact(exact_of(x), format, mode_of(flags));
   if ((flags & kSatFinite) && (bits & (format.sign() - 1)) == format.infinity()) --bits;
   const bool subnormal = (bits & format.infinity()) == 0;
   if ((flags & kFtz) && format.mantissa_bits == 23 && subnormal) bits = sign;
@@ -189,7 +197,8 @@ void integer_to_float(Warp& w, const Code& c, u32 mask) {
     }
     u64 result = round_exact(x, format, mode_of(c.variant));
     if (c.variant & kSat) {
-      const u64 one = static_cast<u64>((1 << (format.exponent_bits - 1)) - 1) << format.mantissa_bits;
+      const u64 one = static_cast<u64>((1 << (format.exponent_bits - 1)) - 1)
+                      << format.mantissa_bits;
       result = x.negative ? 0 : std::min(result, one);
     }
     return result;
@@ -232,7 +241,8 @@ void pair_from_f32_stochastic(Warp& w, const Code& c, u32 mask) {
     const double x = f32_of(bits);
     if (!std::isfinite(x)) return write_float(format, x, c.variant);
     const int discarded = 23 - format.mantissa_bits;
-    const u16 truncate = static_cast<u16>((c.variant & ~kModeMask) | static_cast<u16>(Rounding::zero));
+    const u16 truncate =
+        static_cast<u16>((c.variant & ~kModeMask) | static_cast<u16>(Rounding::zero));
     const u64 low = write_float(format, x, truncate);
     // Distance to the truncated value, in units of the noise's last bit.
     const int exponent = std::max(std::ilogb(x == 0 ? 1.0 : x), format.min_exponent());
@@ -247,7 +257,8 @@ void pair_from_f32_stochastic(Warp& w, const Code& c, u32 mask) {
     return overflow && (c.variant & kSatFinite) ? low : result;
   };
   each_lane(mask, [&](int i) {
-    d.set(i, static_cast<u32>(round(a[i], random[i] >> 16) << 16 | round(b[i], random[i] & 0xFFFF)));
+    d.set(i,
+          static_cast<u32>(round(a[i], random[i] >> 16) << 16 | round(b[i], random[i] & 0xFFFF)));
   });
 }
 
@@ -312,9 +323,7 @@ void halves_from_elements(Warp& w, const Code& c, u32 mask) {
   const Out<u32> d(w, c.dst[0]);
   const int bits = element_bits(kind);
   each_lane(mask, [&](int i) {
-    const auto half = [&](u32 code) {
-      return write_float(kF16, decode(kind, code), c.variant);
-    };
+    const auto half = [&](u32 code) { return write_float(kF16, decode(kind, code), c.variant); };
     d.set(i, static_cast<u32>(half(a[i] >> bits) << 16 | half(a[i] & ((1u << bits) - 1))));
   });
 }
@@ -332,8 +341,8 @@ void elements_stochastic(Warp& w, const Code& c, u32 mask) {
     for (u32 k = 0; k < 4; ++k) {
       float x = f32_of(w.in(slots[c.vectors[0] + k])[i]);
       if ((c.variant & kRelu) && x == x && std::signbit(x)) x = 0.0f;
-      result = result << element_bits(kind) |
-               encode_stochastic(kind, x, random[i] >> kByteOf[k] & 0xFF);
+      result =
+          result << element_bits(kind) | encode_stochastic(kind, x, random[i] >> kByteOf[k] & 0xFF);
     }
     d.set(i, result);
   });

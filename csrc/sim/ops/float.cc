@@ -107,9 +107,9 @@ struct Half {
       if (rough != rough) return finish(kCanonicalNaN16, flags);
       return finish(rough == 0.0 ? sign : static_cast<Bits>(sign | kFormat.infinity()), flags);
     }
-    return finish(static_cast<Bits>(round_exact(exact_of_product_sum(a, b, c), kFormat,
-                                                Rounding::nearest)),
-                  flags);
+    return finish(
+        static_cast<Bits>(round_exact(exact_of_product_sum(a, b, c), kFormat, Rounding::nearest)),
+        flags);
   }
   static Bits store(double x, u16 flags) {
     if (x != x) return finish(kCanonicalNaN16, flags);
@@ -127,47 +127,62 @@ constexpr bool kIsHalf = std::is_same_v<T, F16> || std::is_same_v<T, BF16>;
 // ---- Operations: on the bits of one element of format T
 
 struct AddOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
-    if constexpr (kIsHalf<T>) return T::multiply_add(a, 1.0, b, flags);
-    else return T::apply([](auto p, auto q, auto) { return p + q; }, a, b, a, flags);
+    if constexpr (kIsHalf<T>)
+      return T::multiply_add(a, 1.0, b, flags);
+    else
+      return T::apply([](auto p, auto q, auto) { return p + q; }, a, b, a, flags);
   }
 };
 struct SubOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
-    if constexpr (kIsHalf<T>) return T::multiply_add(a, 1.0, -b, flags);
-    else return T::apply([](auto p, auto q, auto) { return p - q; }, a, b, a, flags);
+    if constexpr (kIsHalf<T>)
+      return T::multiply_add(a, 1.0, -b, flags);
+    else
+      return T::apply([](auto p, auto q, auto) { return p - q; }, a, b, a, flags);
   }
 };
 struct MulOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
-    if constexpr (kIsHalf<T>) return T::store(a * b, flags);
-    else return T::apply([](auto p, auto q, auto) { return p * q; }, a, b, a, flags);
+    if constexpr (kIsHalf<T>)
+      return T::store(a * b, flags);
+    else
+      return T::apply([](auto p, auto q, auto) { return p * q; }, a, b, a, flags);
   }
 };
 struct FmaOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits z, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits z, u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags), c = T::load(z, flags);
-    if constexpr (kIsHalf<T>) return T::multiply_add(a, b, c, flags);
-    else return T::apply([](auto p, auto q, auto r) { return std::fma(p, q, r); }, a, b, c, flags);
+    if constexpr (kIsHalf<T>)
+      return T::multiply_add(a, b, c, flags);
+    else
+      return T::apply([](auto p, auto q, auto r) { return std::fma(p, q, r); }, a, b, c, flags);
   }
 };
 struct DivOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
     return T::apply([](auto p, auto q, auto) { return p / q; }, a, b, a, flags);
   }
 };
 struct RcpOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
     const auto a = T::load(x, flags);
     return T::apply([](auto p, auto, auto) { return 1 / p; }, a, a, a, flags);
   }
 };
 struct SqrtOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
     const auto a = T::load(x, flags);
     return T::apply([](auto p, auto, auto) { return std::sqrt(p); }, a, a, a, flags);
   }
@@ -175,7 +190,8 @@ struct SqrtOp {
 // min and max: a NaN loses against a number unless .NaN; -0 is less than +0.
 template <bool kMax>
 struct ExtremumOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
     auto a = T::load(x, flags), b = T::load(y, flags);
     const bool negative = std::signbit(a) != std::signbit(b);
     if (flags & kXorSign) a = std::fabs(a), b = std::fabs(b);
@@ -193,28 +209,32 @@ struct ExtremumOp {
 };
 template <bool kMax>
 struct Extremum3Op {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits z, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits z, u16 flags) {
     const auto first = ExtremumOp<kMax>::template run<T>(x, y, x, flags);
     return ExtremumOp<kMax>::template run<T>(first, z, z, flags);
   }
 };
 // abs and neg touch the sign only; of a NaN too (assumption S6), but .ftz flushes.
 struct AbsOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
     constexpr auto sign = static_cast<typename T::Bits>(typename T::Bits{1} << (8 * sizeof(x) - 1));
     if ((flags & kFtz) && T::load(x, flags) == 0) x &= sign;
     return static_cast<typename T::Bits>(x & ~sign);
   }
 };
 struct NegOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
     constexpr auto sign = static_cast<typename T::Bits>(typename T::Bits{1} << (8 * sizeof(x) - 1));
     if ((flags & kFtz) && T::load(x, flags) == 0) x &= sign;
     return static_cast<typename T::Bits>(x ^ sign);
   }
 };
 struct CopysignOp {  // the sign of a on b
-  template <class T> static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16) {
     constexpr auto sign = static_cast<typename T::Bits>(typename T::Bits{1} << (8 * sizeof(x) - 1));
     return static_cast<typename T::Bits>((x & sign) | (y & ~sign));
   }
@@ -223,7 +243,8 @@ struct CopysignOp {  // the sign of a on b
 // Functions of the approximate unit, in double and then rounded.
 template <double (*F)(double)>
 struct ApproxOp {
-  template <class T> static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  template <class T>
+  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
     const double result = F(static_cast<double>(T::load(x, flags)));
     return T::store(static_cast<typename T::Value>(result), flags);
   }
@@ -240,7 +261,8 @@ double tanh_exact(double x) { return std::tanh(x); }
 template <class T, class Op, int kSources, bool kPacked>
 void float_lanes(Warp& w, const Code& c, u32 mask) {
   using Bits = typename T::Bits;
-  using Register = std::conditional_t<kPacked, std::conditional_t<sizeof(Bits) == 4, u64, u32>, Bits>;
+  using Register =
+      std::conditional_t<kPacked, std::conditional_t<sizeof(Bits) == 4, u64, u32>, Bits>;
   const In<Register> a(w, c.src[0]), b(w, c.src[kSources > 1 ? 1 : 0]),
       e(w, c.src[kSources > 2 ? 2 : 0]);
   const Out<Register> d(w, c.dst[0]);
@@ -294,32 +316,67 @@ Exec any_exec(const Form& form, Code& code) {
   return wide ? wide : half_exec<Op, kSources>(form, code);
 }
 
+// Baseline x86-64 has no fused multiply-add, and a library call for each lane costs more than all else.
+#if defined(__x86_64__) && defined(__GNUC__)
+[[gnu::target("avx2,fma")]] void fma_f32_avx2(Warp& w, const Code& c, u32 mask) {
+  const Lane32 *a = w.in(c.src[0]), *b = w.in(c.src[1]), *e = w.in(c.src[2]);
+  u32 result[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const float x = __builtin_fmaf(__builtin_bit_cast(float, static_cast<u32>(a[i])),
+                                   __builtin_bit_cast(float, static_cast<u32>(b[i])),
+                                   __builtin_bit_cast(float, static_cast<u32>(e[i])));
+    result[i] = x == x ? __builtin_bit_cast(u32, x) : kCanonicalNaN32;
+  }
+  Lane32* d = w.out(c.dst[0]);
+  for (int i = 0; i < kLanes; ++i) d[i] = (mask >> i & 1) ? result[i] : d[i];
+}
+bool has_fma() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#else
+constexpr Exec fma_f32_avx2 = nullptr;
+constexpr bool has_fma() { return false; }
+#endif
+
 }  // namespace
 
 Exec add_float(const Form& form, Code& code) { return any_exec<AddOp, 2>(form, code); }
 Exec sub_float(const Form& form, Code& code) { return any_exec<SubOp, 2>(form, code); }
 Exec mul_float(const Form& form, Code& code) { return any_exec<MulOp, 2>(form, code); }
-Exec fma_float(const Form& form, Code& code) { return any_exec<FmaOp, 3>(form, code); }
+Exec fma_float(const Form& form, Code& code) {
+  const Exec general = any_exec<FmaOp, 3>(form, code);
+  return form.type(0) == Type::f32 && code.variant == 0 && has_fma() ? fma_f32_avx2 : general;
+}
 Exec div_float(const Form& form, Code& code) { return float_exec<DivOp, 2>(form, code); }
 Exec rcp_float(const Form& form, Code& code) { return float_exec<RcpOp, 1>(form, code); }
 Exec sqrt_float(const Form& form, Code& code) { return float_exec<SqrtOp, 1>(form, code); }
 Exec min_float(const Form& form, Code& code) { return any_exec<ExtremumOp<false>, 2>(form, code); }
 Exec max_float(const Form& form, Code& code) { return any_exec<ExtremumOp<true>, 2>(form, code); }
-Exec min3_float(const Form& form, Code& code) { return float_exec<Extremum3Op<false>, 3>(form, code); }
-Exec max3_float(const Form& form, Code& code) { return float_exec<Extremum3Op<true>, 3>(form, code); }
+Exec min3_float(const Form& form, Code& code) {
+  return float_exec<Extremum3Op<false>, 3>(form, code);
+}
+Exec max3_float(const Form& form, Code& code) {
+  return float_exec<Extremum3Op<true>, 3>(form, code);
+}
 Exec abs_float(const Form& form, Code& code) { return any_exec<AbsOp, 1>(form, code); }
 Exec neg_float(const Form& form, Code& code) { return any_exec<NegOp, 1>(form, code); }
 Exec copysign_float(const Form& form, Code& code) { return float_exec<CopysignOp, 2>(form, code); }
-Exec rsqrt(const Form& form, Code& code) { return float_exec<ApproxOp<rsqrt_exact>, 1>(form, code); }
-Exec sin_approx(const Form& form, Code& code) { return float_exec<ApproxOp<sin_exact>, 1>(form, code); }
-Exec cos_approx(const Form& form, Code& code) { return float_exec<ApproxOp<cos_exact>, 1>(form, code); }
+Exec rsqrt(const Form& form, Code& code) {
+  return float_exec<ApproxOp<rsqrt_exact>, 1>(form, code);
+}
+Exec sin_approx(const Form& form, Code& code) {
+  return float_exec<ApproxOp<sin_exact>, 1>(form, code);
+}
+Exec cos_approx(const Form& form, Code& code) {
+  return float_exec<ApproxOp<cos_exact>, 1>(form, code);
+}
 Exec lg2(const Form& form, Code& code) { return float_exec<ApproxOp<log2_exact>, 1>(form, code); }
 Exec ex2(const Form& form, Code& code) { return any_exec<ApproxOp<exp2_exact>, 1>(form, code); }
-Exec tanh_approx(const Form& form, Code& code) { return any_exec<ApproxOp<tanh_exact>, 1>(form, code); }
+Exec tanh_approx(const Form& form, Code& code) {
+  return any_exec<ApproxOp<tanh_exact>, 1>(form, code);
+}
 
 Exec testp(const Form& form, Code& code) {
-  constexpr std::string_view kTests[] = {"finite", "infinite", "number", "notanumber", "normal",
-                                         "subnormal"};
+  constexpr std::string_view kTests[] = {"finite",     "infinite", "number",
+                                         "notanumber", "normal",   "subnormal"};
   for (u16 i = 0; i < std::size(kTests); ++i)
     if (form.has(kTests[i])) code.variant = i;
   const auto run = []<class T>() -> Exec {
@@ -329,9 +386,12 @@ Exec testp(const Form& form, Code& code) {
       each_lane(mask, [&](int i) {
         const int kind = std::fpclassify(a[i]);
         // testp counts +0 and -0 as normal (PTX ISA 9.7.3.1).
-        const bool answers[] = {kind != FP_NAN && kind != FP_INFINITE, kind == FP_INFINITE,
-                                kind != FP_NAN, kind == FP_NAN,
-                                kind == FP_NORMAL || kind == FP_ZERO, kind == FP_SUBNORMAL};
+        const bool answers[] = {kind != FP_NAN && kind != FP_INFINITE,
+                                kind == FP_INFINITE,
+                                kind != FP_NAN,
+                                kind == FP_NAN,
+                                kind == FP_NORMAL || kind == FP_ZERO,
+                                kind == FP_SUBNORMAL};
         result |= static_cast<u32>(answers[c.variant]) << i;
       });
       w.set_predicate(c.dst[0], mask, result);

@@ -1,4 +1,4 @@
-// Integer arithmetic (PTX ISA 9.7.1), extended precision (9.7.2) and logic (9.7.8).
+// Integer arithmetic (PTX ISA 9.7.1) and extended precision (9.7.2). Logic and shifts: logic.cc.
 #include <algorithm>
 
 #include "sim/ops/lanes.h"
@@ -28,81 +28,184 @@ i32 saturate32(i64 x) {
   return static_cast<i32>(std::clamp<i64>(x, -0x8000'0000LL, 0x7FFF'FFFFLL));
 }
 
-struct Add { template <class T> T operator()(T a, T b) const { return wrap_add(a, b); } };
-struct Sub { template <class T> T operator()(T a, T b) const { return wrap_sub(a, b); } };
-struct AddSat { i32 operator()(i32 a, i32 b) const { return saturate32(i64{a} + b); } };
-struct SubSat { i32 operator()(i32 a, i32 b) const { return saturate32(i64{a} - b); } };
-struct Min { template <class T> T operator()(T a, T b) const { return b < a ? b : a; } };
-struct Max { template <class T> T operator()(T a, T b) const { return a < b ? b : a; } };
-struct MinRelu { template <class T> T operator()(T a, T b) const { return std::max<T>(0, std::min(a, b)); } };
-struct MaxRelu { template <class T> T operator()(T a, T b) const { return std::max<T>(0, std::max(a, b)); } };
-struct And { template <class T> T operator()(T a, T b) const { return a & b; } };
-struct Or { template <class T> T operator()(T a, T b) const { return a | b; } };
-struct Xor { template <class T> T operator()(T a, T b) const { return a ^ b; } };
-struct Not { template <class T> T operator()(T a) const { return static_cast<T>(~a); } };
-struct CNot { template <class T> T operator()(T a) const { return a == 0; } };
-struct MulLow { template <class T> T operator()(T a, T b) const { return multiply_low(a, b); } };
-struct MulHigh { template <class T> T operator()(T a, T b) const { return multiply_high(a, b); } };
+struct Add {
+  template <class T>
+  T operator()(T a, T b) const {
+    return wrap_add(a, b);
+  }
+};
+struct Sub {
+  template <class T>
+  T operator()(T a, T b) const {
+    return wrap_sub(a, b);
+  }
+};
+struct AddSat {
+  i32 operator()(i32 a, i32 b) const { return saturate32(i64{a} + b); }
+};
+struct SubSat {
+  i32 operator()(i32 a, i32 b) const { return saturate32(i64{a} - b); }
+};
+struct Min {
+  template <class T>
+  T operator()(T a, T b) const {
+    return b < a ? b : a;
+  }
+};
+struct Max {
+  template <class T>
+  T operator()(T a, T b) const {
+    return a < b ? b : a;
+  }
+};
+struct MinRelu {
+  template <class T>
+  T operator()(T a, T b) const {
+    return std::max<T>(0, std::min(a, b));
+  }
+};
+struct MaxRelu {
+  template <class T>
+  T operator()(T a, T b) const {
+    return std::max<T>(0, std::max(a, b));
+  }
+};
+struct MulLow {
+  template <class T>
+  T operator()(T a, T b) const {
+    return multiply_low(a, b);
+  }
+};
+struct MulHigh {
+  template <class T>
+  T operator()(T a, T b) const {
+    return multiply_high(a, b);
+  }
+};
 struct MulWide {
-  template <class T> Wide<T> operator()(T a, T b) const {
+  template <class T>
+  Wide<T> operator()(T a, T b) const {
     return static_cast<Wide<T>>(static_cast<Wide<T>>(a) * static_cast<Wide<T>>(b));
   }
 };
-struct MadLow { template <class T> T operator()(T a, T b, T c) const { return wrap_add(multiply_low(a, b), c); } };
-struct MadHigh { template <class T> T operator()(T a, T b, T c) const { return wrap_add(multiply_high(a, b), c); } };
-struct MadHighSat { i32 operator()(i32 a, i32 b, i32 c) const { return saturate32(i64{multiply_high(a, b)} + c); } };
+struct MadLow {
+  template <class T>
+  T operator()(T a, T b, T c) const {
+    return wrap_add(multiply_low(a, b), c);
+  }
+};
+struct MadHigh {
+  template <class T>
+  T operator()(T a, T b, T c) const {
+    return wrap_add(multiply_high(a, b), c);
+  }
+};
+struct MadHighSat {
+  i32 operator()(i32 a, i32 b, i32 c) const { return saturate32(i64{multiply_high(a, b)} + c); }
+};
 struct MadWide {
-  template <class T> Wide<T> operator()(T a, T b, Wide<T> c) const {
+  template <class T>
+  Wide<T> operator()(T a, T b, Wide<T> c) const {
     return wrap_add(MulWide{}(a, b), c);
   }
 };
 // 24-bit operands: bits 31:24 do not take part.
 template <class T>
 i64 product24(T a, T b) {
-  const auto low = [](T x) { return static_cast<i64>(static_cast<T>(static_cast<u32>(x) << 8) >> 8); };
+  const auto low = [](T x) {
+    return static_cast<i64>(static_cast<T>(static_cast<u32>(x) << 8) >> 8);
+  };
   return low(a) * low(b);
 }
-struct Mul24Low { template <class T> T operator()(T a, T b) const { return static_cast<T>(product24(a, b)); } };
-struct Mul24High { template <class T> T operator()(T a, T b) const { return static_cast<T>(product24(a, b) >> 16); } };
-struct Mad24Low { template <class T> T operator()(T a, T b, T c) const { return wrap_add(static_cast<T>(product24(a, b)), c); } };
-struct Mad24High { template <class T> T operator()(T a, T b, T c) const { return wrap_add(static_cast<T>(product24(a, b) >> 16), c); } };
-struct Mad24HighSat { i32 operator()(i32 a, i32 b, i32 c) const { return saturate32((product24(a, b) >> 16) + c); } };
+struct Mul24Low {
+  template <class T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(product24(a, b));
+  }
+};
+struct Mul24High {
+  template <class T>
+  T operator()(T a, T b) const {
+    return static_cast<T>(product24(a, b) >> 16);
+  }
+};
+struct Mad24Low {
+  template <class T>
+  T operator()(T a, T b, T c) const {
+    return wrap_add(static_cast<T>(product24(a, b)), c);
+  }
+};
+struct Mad24High {
+  template <class T>
+  T operator()(T a, T b, T c) const {
+    return wrap_add(static_cast<T>(product24(a, b) >> 16), c);
+  }
+};
+struct Mad24HighSat {
+  i32 operator()(i32 a, i32 b, i32 c) const { return saturate32((product24(a, b) >> 16) + c); }
+};
 struct Sad {
-  template <class T> T operator()(T a, T b, T c) const {
+  template <class T>
+  T operator()(T a, T b, T c) const {
     return wrap_add(c, a < b ? wrap_sub(b, a) : wrap_sub(a, b));
   }
 };
 // PTX leaves x / 0 unspecified; hardware gives all ones, and x for the remainder (assumption S5).
 // The most negative number divided by -1 wraps.
 struct Div {
-  template <class T> T operator()(T a, T b) const {
+  template <class T>
+  T operator()(T a, T b) const {
     if (b == 0) return static_cast<T>(~T{0});
     if (std::is_signed_v<T> && b == static_cast<T>(-1)) return wrap_sub<T>(0, a);
     return static_cast<T>(a / b);
   }
 };
 struct Rem {
-  template <class T> T operator()(T a, T b) const {
+  template <class T>
+  T operator()(T a, T b) const {
     if (b == 0) return a;
     if (std::is_signed_v<T> && b == static_cast<T>(-1)) return 0;
     return static_cast<T>(a % b);
   }
 };
-struct Abs { template <class T> T operator()(T a) const { return a < 0 ? wrap_sub<T>(0, a) : a; } };
-struct Neg { template <class T> T operator()(T a) const { return wrap_sub<T>(0, a); } };
-struct Popc { template <class T> u32 operator()(T a) const { return static_cast<u32>(std::popcount(a)); } };
-struct Clz { template <class T> u32 operator()(T a) const { return static_cast<u32>(std::countl_zero(a)); } };
+struct Abs {
+  template <class T>
+  T operator()(T a) const {
+    return a < 0 ? wrap_sub<T>(0, a) : a;
+  }
+};
+struct Neg {
+  template <class T>
+  T operator()(T a) const {
+    return wrap_sub<T>(0, a);
+  }
+};
+struct Popc {
+  template <class T>
+  u32 operator()(T a) const {
+    return static_cast<u32>(std::popcount(a));
+  }
+};
+struct Clz {
+  template <class T>
+  u32 operator()(T a) const {
+    return static_cast<u32>(std::countl_zero(a));
+  }
+};
 struct BitReverse {
-  template <class T> T operator()(T a) const {
+  template <class T>
+  T operator()(T a) const {
     T result = 0;
-    for (std::size_t i = 0; i < 8 * sizeof(T); ++i) result |= (a >> i & 1) << (8 * sizeof(T) - 1 - i);
+    for (std::size_t i = 0; i < 8 * sizeof(T); ++i)
+      result |= (a >> i & 1) << (8 * sizeof(T) - 1 - i);
     return result;
   }
 };
 // Position of the most significant bit that is not a sign bit; -1 if there is none.
 template <bool kShiftAmount>
 struct BitFind {
-  template <class T> u32 operator()(T a) const {
+  template <class T>
+  u32 operator()(T a) const {
     if constexpr (std::is_signed_v<T>)
       if (a < 0) a = static_cast<T>(~a);
     const int zeros = std::countl_zero(static_cast<Unsigned<T>>(a));
@@ -110,29 +213,10 @@ struct BitFind {
     return static_cast<u32>(kShiftAmount ? zeros : static_cast<int>(8 * sizeof(T)) - 1 - zeros);
   }
 };
-struct ShiftLeft {
-  template <class T> T operator()(T a, u32 n) const {
-    return n >= 8 * sizeof(T) ? T{0} : static_cast<T>(a << n);
-  }
-};
-struct ShiftRight {
-  template <class T> T operator()(T a, u32 n) const {
-    const u32 most = 8 * sizeof(T) - 1;
-    if (std::is_signed_v<T>) return static_cast<T>(a >> std::min(n, most));
-    return n > most ? T{0} : static_cast<T>(a >> n);
-  }
-};
-template <bool kLeft, bool kClamp>
-struct Funnel {
-  u32 operator()(u32 a, u32 b, u32 count) const {
-    const u32 n = kClamp ? std::min(count, 32u) : count & 31;
-    const u64 both = static_cast<u64>(b) << 32 | a;
-    return static_cast<u32>(kLeft ? both << n >> 32 : both >> n);
-  }
-};
 // Extracts `length` bits from `position`; a field that runs over the top is filled with the sign.
 struct BitExtract {
-  template <class T> T operator()(T a, u32 position, u32 length) const {
+  template <class T>
+  T operator()(T a, u32 position, u32 length) const {
     constexpr u32 kBits = 8 * sizeof(T);
     const u32 p = position & 0xFF, n = length & 0xFF;
     bool sign = false;
@@ -212,7 +296,8 @@ void packed_binary(Warp& w, const Code& c, u32 mask) {
   const Out<u32> d(w, c.dst[0]);
   each_lane(mask, [&](int i) {
     const auto half = [&](int s) {
-      return static_cast<u32>(static_cast<u16>(Op{}(static_cast<T>(a[i] >> s), static_cast<T>(b[i] >> s))));
+      return static_cast<u32>(
+          static_cast<u16>(Op{}(static_cast<T>(a[i] >> s), static_cast<T>(b[i] >> s))));
     };
     d.set(i, half(0) | half(16) << 16);
   });
@@ -257,8 +342,8 @@ void add_with_carry(Warp& w, const Code& c, u32 mask) {
     const u32 bit = 1u << i;
     const bool flag = (w.carry & bit) != 0;
     const unsigned __int128 extra = in ? (subtract ? !flag : flag) : subtract;
-    const unsigned __int128 sum = static_cast<unsigned __int128>(a[i]) +
-                                  static_cast<T>(subtract ? ~b[i] : b[i]) + extra;
+    const unsigned __int128 sum =
+        static_cast<unsigned __int128>(a[i]) + static_cast<T>(subtract ? ~b[i] : b[i]) + extra;
     const bool over = (sum >> (8 * sizeof(T))) != 0;
     d.set(i, static_cast<T>(sum));
     carry = (over != subtract) ? carry | bit : carry & ~bit;
@@ -274,58 +359,13 @@ void multiply_with_carry(Warp& w, const Code& c, u32 mask) {
   each_lane(mask, [&](int i) {
     const T product = kHigh ? multiply_high(a[i], b[i]) : multiply_low(a[i], b[i]);
     const u32 bit = 1u << i;
-    const unsigned __int128 sum = static_cast<unsigned __int128>(static_cast<Unsigned<T>>(product)) +
-                                  static_cast<Unsigned<T>>(addend[i]) +
-                                  (in && (w.carry & bit) != 0 ? 1 : 0);
+    const unsigned __int128 sum =
+        static_cast<unsigned __int128>(static_cast<Unsigned<T>>(product)) +
+        static_cast<Unsigned<T>>(addend[i]) + (in && (w.carry & bit) != 0 ? 1 : 0);
     d.set(i, static_cast<T>(sum));
     carry = (sum >> (8 * sizeof(T))) != 0 ? carry | bit : carry & ~bit;
   });
   if (out) w.carry = carry;
-}
-
-void lop3_lanes(Warp& w, const Code& c, u32 mask) {
-  const In<u32> a(w, c.src[0]), b(w, c.src[1]), e(w, c.src[2]), table(w, c.src[3]);
-  const Out<u32> d(w, c.dst[0]);
-  const u32 t = table[0];
-  each_lane(mask, [&](int i) {
-    u32 result = 0;
-    for (int k = 0; k < 8; ++k) {
-      if (!(t >> k & 1)) continue;
-      result |= (k & 4 ? a[i] : ~a[i]) & (k & 2 ? b[i] : ~b[i]) & (k & 1 ? e[i] : ~e[i]);
-    }
-    d.set(i, result);
-  });
-}
-
-// Bytes of the pair {b, a} by selector nibbles; bit 3 of a nibble replicates the byte's sign.
-void prmt_lanes(Warp& w, const Code& c, u32 mask) {
-  const In<u32> a(w, c.src[0]), b(w, c.src[1]), selector(w, c.src[2]);
-  const Out<u32> d(w, c.dst[0]);
-  each_lane(mask, [&](int i) {
-    const u64 bytes = static_cast<u64>(b[i]) << 32 | a[i];
-    u32 result = 0;
-    const u32 s = selector[i] & 3;
-    for (u32 k = 0; k < 4; ++k) {
-      u32 source = 0;
-      bool replicate = false;
-      switch (c.variant) {
-        case 0:
-          source = selector[i] >> (4 * k) & 7;
-          replicate = selector[i] >> (4 * k) & 8;
-          break;
-        case 1: source = s + k; break;                         // f4e
-        case 2: source = (s + 8 - k) & 7; break;               // b4e
-        case 3: source = s; break;                             // rc8
-        case 4: source = std::max(s, k); break;                // ecl
-        case 5: source = std::min(s, k); break;                // ecr
-        default: source = (s & 1) * 2 + (k & 1); break;        // rc16
-      }
-      u32 byte = static_cast<u32>(bytes >> (8 * source)) & 0xFF;
-      if (replicate) byte = byte & 0x80 ? 0xFF : 0;
-      result |= byte << (8 * k);
-    }
-    d.set(i, result);
-  });
 }
 
 // Position of the n-th set bit from `base` upward (n > 0) or downward (n < 0); ~0 if there is none.
@@ -432,7 +472,8 @@ Exec fns(const Form&, Code&) { return find_nth_set; }
 Exec szext(const Form& form, Code&) {
   const bool clamp = form.has("clamp");
   if (form.type(0) == Type::u32)
-    return clamp ? shift_lanes<u32, SignExtend<true, u32>> : shift_lanes<u32, SignExtend<false, u32>>;
+    return clamp ? shift_lanes<u32, SignExtend<true, u32>>
+                 : shift_lanes<u32, SignExtend<false, u32>>;
   return clamp ? shift_lanes<i32, SignExtend<true, i32>> : shift_lanes<i32, SignExtend<false, i32>>;
 }
 Exec bmsk(const Form& form, Code&) {
@@ -455,53 +496,13 @@ Exec add_carry(const Form& form, Code& code) {
   return bits_of_type(form.type(0)) == 32 ? add_with_carry<u32> : add_with_carry<u64>;
 }
 Exec mad_carry(const Form& form, Code& code) {
-  code.variant =
-      static_cast<u16>((form.row->opcode == "madc" ? 1 : 0) | (form.has("cc") ? 2 : 0));
+  code.variant = static_cast<u16>((form.row->opcode == "madc" ? 1 : 0) | (form.has("cc") ? 2 : 0));
   const bool high = form.has("hi");
   return by_integer(form.type(0), [high]<class T>() -> Exec {
     if constexpr (sizeof(T) >= 4)
       return high ? multiply_with_carry<T, true> : multiply_with_carry<T, false>;
     return nullptr;
   });
-}
-
-Exec and_bits(const Form& form, Code&) { return binary<And>(form); }
-Exec or_bits(const Form& form, Code&) { return binary<Or>(form); }
-Exec xor_bits(const Form& form, Code&) { return binary<Xor>(form); }
-Exec not_bits(const Form& form, Code&) { return unary<Not>(form); }
-Exec cnot(const Form& form, Code&) { return unary<CNot>(form); }
-Exec lop3(const Form&, Code&) { return lop3_lanes; }
-Exec prmt(const Form& form, Code& code) {
-  constexpr std::string_view kModes[] = {"", "f4e", "b4e", "rc8", "ecl", "ecr", "rc16"};
-  for (u16 i = 1; i < std::size(kModes); ++i)
-    if (form.has(kModes[i])) code.variant = i;
-  return prmt_lanes;
-}
-Exec shl(const Form& form, Code&) {
-  return by_integer(form.type(0), []<class T>() -> Exec { return shift_lanes<T, ShiftLeft>; });
-}
-Exec shr(const Form& form, Code&) {
-  return by_integer(form.type(0), []<class T>() -> Exec { return shift_lanes<T, ShiftRight>; });
-}
-Exec shf(const Form& form, Code&) {
-  const bool clamp = form.has("clamp");
-  if (form.has("l"))
-    return clamp ? ternary_lanes<u32, u32, u32, Funnel<true, true>>
-                 : ternary_lanes<u32, u32, u32, Funnel<true, false>>;
-  return clamp ? ternary_lanes<u32, u32, u32, Funnel<false, true>>
-               : ternary_lanes<u32, u32, u32, Funnel<false, false>>;
-}
-
-// Logic on predicates.
-Exec logic_pred(const Form& form, Code& code) {
-  const std::string_view opcode = form.row->opcode;
-  code.variant = opcode == "and" ? 0 : opcode == "or" ? 1 : opcode == "xor" ? 2 : 3;
-  return [](Warp& w, const Code& c, u32 mask) {
-    const u32 a = w.predicate(c.src[0]);
-    const u32 b = c.variant == 3 ? 0 : w.predicate(c.src[1]);
-    const u32 results[] = {a & b, a | b, a ^ b, ~a};
-    w.set_predicate(c.dst[0], mask, results[c.variant]);
-  };
 }
 
 }  // namespace jax_fp4::sim

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "numerics/minifloat.h"
+#include "sim/machine/quick.h"
 #include "sim/ops/lanes.h"
 #include "sim/ops/rounding.h"
 
@@ -26,6 +27,30 @@ bool is_strong(const Form& form) {
   return false;
 }
 
+// Little-endian numbers of 1, 2, 4 or 8 bytes. (A copy of variable length through a zeroed word costs a
+// store-forwarding stall for each lane.)
+u64 get_bytes(const u8* from, u32 bytes) {
+  u16 half;
+  u32 word;
+  u64 value;
+  switch (bytes) {
+    case 1: return *from;
+    case 2: std::memcpy(&half, from, 2); return half;
+    case 4: std::memcpy(&word, from, 4); return word;
+    default: std::memcpy(&value, from, 8); return value;
+  }
+}
+void put_bytes(u8* to, u64 value, u32 bytes) {
+  const u16 half = static_cast<u16>(value);
+  const u32 word = static_cast<u32>(value);
+  switch (bytes) {
+    case 1: *to = static_cast<u8>(value); break;
+    case 2: std::memcpy(to, &half, 2); break;
+    case 4: std::memcpy(to, &word, 4); break;
+    default: std::memcpy(to, &value, 8);
+  }
+}
+
 // Code::variant of ld and st: strong access, acquires or releases.
 constexpr u16 kStrong = 1, kOrders = 2;
 
@@ -38,12 +63,12 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
   const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_read : AccessKind::read;
   const bool extend = is_signed(type);
   // Parameters and constants at a fixed address: one access serves all lanes.
-  if (c.src[0] == kNoSlot && (c.space == Space::param || c.space == Space::constant) && bytes < 16) {
-    const u8* data = access(w, c, std::countr_zero(mask), c.space,
-                            static_cast<u64>(c.offset[0]), bytes * count, kind);
+  if (c.src[0] == kNoSlot && (c.space == Space::param || c.space == Space::constant) &&
+      bytes < 16) {
+    const u8* data = access(w, c, std::countr_zero(mask), c.space, static_cast<u64>(c.offset[0]),
+                            bytes * count, kind);
     for (u32 k = 0; k < count; ++k, data += bytes) {
-      u64 value = 0;
-      std::memcpy(&value, data, bytes);
+      u64 value = get_bytes(data, bytes);
       if (extend)
         value = static_cast<u64>(static_cast<i64>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
       if (c.width == 64) {
@@ -57,10 +82,13 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
     }
     return;
   }
+  const bool strong = c.variant & kStrong;
+  QuickAccess quick(w, c, bytes * count, false);
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const u64 address = address_of(w, c, lane, c.src[0], 0);
-    const u8* data = access(w, c, lane, c.space, address, bytes * count, kind);
+    const u8* data = strong ? nullptr : quick.at(address);
+    if (!data) data = access(w, c, lane, c.space, address, bytes * count, kind);
     if (c.variant & kOrders) synchronize_through(w, address, true, false);
     for (u32 k = 0; k < count; ++k, data += bytes) {
       if (bytes == 16) {
@@ -68,18 +96,19 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
         std::memcpy(w.out64(slots[k] + 2) + lane, data + 8, 8);
         continue;
       }
-      u64 value = 0;
-      std::memcpy(&value, data, bytes);
+      u64 value = get_bytes(data, bytes);
       if (extend)
         value = static_cast<u64>(static_cast<i64>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
       if (c.width == 64) {
         w.out64(slots[k])[lane] = value;
       } else {
-        w.out(slots[k])[lane] =
-            static_cast<u32>(c.width == 16 ? value & 0xFFFF : c.width == 8 ? value & 0xFF : value);
+        w.out(slots[k])[lane] = static_cast<u32>(c.width == 16  ? value & 0xFFFF
+                                                 : c.width == 8 ? value & 0xFF
+                                                                : value);
       }
     }
   }
+  quick.account(c.space);
 }
 
 void store_lanes(Warp& w, const Code& c, u32 mask) {
@@ -88,6 +117,9 @@ void store_lanes(Warp& w, const Code& c, u32 mask) {
   const u32 count = c.counts[0];
   const u32* slots = program.slots.data() + c.vectors[0];
   const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_write : AccessKind::write;
+  const bool strong = c.variant & kStrong;
+  QuickAccess quick(w, c, bytes * count, true);
+  const u32 step = std::min(bytes, 8u);
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     u8 data[128];
@@ -99,14 +131,17 @@ void store_lanes(Warp& w, const Code& c, u32 mask) {
         // The low bytes of a register that may be wider.
         const bool wide = bytes == 8 || c.width == 64;
         const u64 value = wide ? w.in64(slots[k])[lane] : w.in(slots[k])[lane];
-        std::memcpy(data + bytes * k, &value, bytes);
+        put_bytes(data + bytes * k, value, bytes);
       }
     }
     const u64 address = address_of(w, c, lane, c.src[0], 0);
     if (c.variant & kOrders) synchronize_through(w, address, false, true);
-    u8* to = access(w, c, lane, c.space, address, bytes * count, kind, data);
-    std::memcpy(to, data, bytes * count);
+    u8* to = strong ? nullptr : quick.at(address);
+    if (!to) to = access(w, c, lane, c.space, address, bytes * count, kind, data);
+    for (u32 k = 0; k < bytes * count; k += step)
+      put_bytes(to + k, get_bytes(data + k, step), step);
   }
+  quick.account(c.space);
 }
 
 // Elements of a mov's vector operand, or the one scalar.
@@ -229,7 +264,7 @@ void touch(Warp& w, const Code& c, u32 mask) {
 // ---- Atomics
 
 enum class AtomicOp : u16 { add, min, max, inc, dec, bit_and, bit_or, bit_xor, exchange, compare };
-constexpr std::string_view kAtomicNames[] = {"add", "min", "max", "inc", "dec",
+constexpr std::string_view kAtomicNames[] = {"add", "min", "max", "inc",  "dec",
                                              "and", "or",  "xor", "exch", "cas"};
 constexpr int kOrderShift = 8;  // of variant: 1 acquire, 2 release
 
@@ -270,14 +305,17 @@ u64 apply_atomic(AtomicOp op, Type type, u64 old, u64 b, u64 c) {
       const float sum = f32_of(static_cast<u32>(old)) + f32_of(static_cast<u32>(b));
       return sum != sum ? kCanonicalNaN32 : bits_of(sum);
     }
-    case Type::f64: return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
+    case Type::f64:
+      return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
     case Type::f16:
-    case Type::bf16: return add_half(static_cast<u16>(old), static_cast<u16>(b), type == Type::bf16);
+    case Type::bf16:
+      return add_half(static_cast<u16>(old), static_cast<u16>(b), type == Type::bf16);
     case Type::f16x2:
     case Type::bf16x2: {
       const bool brain = type == Type::bf16x2;
       return add_half(static_cast<u16>(old), static_cast<u16>(b), brain) |
-             static_cast<u64>(add_half(static_cast<u16>(old >> 16), static_cast<u16>(b >> 16), brain))
+             static_cast<u64>(
+                 add_half(static_cast<u16>(old >> 16), static_cast<u16>(b >> 16), brain))
                  << 16;
     }
     case Type::s32: return apply_typed<i32>(op, old, b, c);
@@ -304,10 +342,9 @@ void atomic_lanes(Warp& w, const Code& c, u32 mask) {
     const u64 address = address_of(w, c, lane, c.src[0], 0);
     if (acquire || release) synchronize_through(w, address, acquire, release);
     u8* data = access(w, c, lane, c.space, address, bytes, AccessKind::atomic);
-    u64 old = 0;
-    std::memcpy(&old, data, bytes);
+    const u64 old = get_bytes(data, bytes);
     const u64 result = apply_atomic(op, type, old, read(c.src[1], lane), read(c.src[2], lane));
-    std::memcpy(data, &result, bytes);
+    put_bytes(data, result, bytes);
     if (c.dst[0] == kNoSlot) continue;
     if (bytes == 8) {
       w.out64(c.dst[0])[lane] = old;
@@ -321,13 +358,15 @@ void atomic_lanes(Warp& w, const Code& c, u32 mask) {
 
 Exec ld(const Form& form, Code& code) {
   code.space = space_of(form);
-  code.variant = static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("acquire") ? kOrders : 0));
+  code.variant =
+      static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("acquire") ? kOrders : 0));
   const int vector = form.has("v2") ? 2 : form.has("v4") ? 4 : form.has("v8") ? 8 : 1;
   return code.counts[0] == vector ? load_lanes : nullptr;
 }
 Exec st(const Form& form, Code& code) {
   code.space = space_of(form);
-  code.variant = static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("release") ? kOrders : 0));
+  code.variant =
+      static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("release") ? kOrders : 0));
   const int vector = form.has("v2") ? 2 : form.has("v4") ? 4 : form.has("v8") ? 8 : 1;
   return code.counts[0] == vector ? store_lanes : nullptr;
 }

@@ -198,11 +198,17 @@ void warp_barrier(Warp& w, const Code& c, u32 mask) {
 }  // namespace
 
 Exec shfl(const Form& form, Code& code) {
-  code.variant = form.has("up") ? kUp : form.has("down") ? kDown : form.has("bfly") ? kButterfly : kIndex;
+  code.variant = form.has("up")     ? kUp
+                 : form.has("down") ? kDown
+                 : form.has("bfly") ? kButterfly
+                                    : kIndex;
   return shuffle_lanes;
 }
 Exec vote(const Form& form, Code& code) {
-  code.variant = form.has("all") ? kAll : form.has("any") ? kAny : form.has("uni") ? kUniform : kBallot;
+  code.variant = form.has("all")   ? kAll
+                 : form.has("any") ? kAny
+                 : form.has("uni") ? kUniform
+                                   : kBallot;
   return vote_lanes;
 }
 Exec match(const Form& form, Code& code) {

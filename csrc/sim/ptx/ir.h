@@ -47,20 +47,20 @@ struct Variable {
 };
 
 enum class OperandKind : u8 {
-  reg,         // index
-  integer,     // bits; a negative literal is sign-extended to 64 bits
-  f32,         // bits
-  f64,         // bits
-  variable,    // index, offset: the address of a variable
-  special,     // name: "tid.x"
-  address,     // [base + offset]: base in `index` where base_kind is reg or variable
-  vector,      // elements
-  pair,        // elements[0] | elements[1]
-  list,        // (elements): of a call
-  label,       // index
-  branch_list, // index of Function::branch_lists
-  function,    // name
-  sink,        // _
+  reg,          // index
+  integer,      // bits; a negative literal is sign-extended to 64 bits
+  f32,          // bits
+  f64,          // bits
+  variable,     // index, offset: the address of a variable
+  special,      // name: "tid.x"
+  address,      // [base + offset]: base in `index` where base_kind is reg or variable
+  vector,       // elements
+  pair,         // elements[0] | elements[1]
+  list,         // (elements): of a call
+  label,        // index
+  branch_list,  // index of Function::branch_lists
+  function,     // name
+  sink,         // _
 };
 
 struct Operand {

@@ -42,8 +42,8 @@ struct Scope {
 constexpr std::string_view kLinkage[] = {"visible", "weak", "extern", "common"};
 // Directives between a function's head and its body that take numbers, or nothing.
 constexpr std::string_view kDirectives[] = {
-    "maxntid",         "reqntid",       "minnctapersm", "maxnctapersm", "maxnreg",
-    "reqnctapercluster", "maxclusterrank", "explicitcluster", "noreturn", "blocksareclusters"};
+    "maxntid",           "reqntid",        "minnctapersm",    "maxnctapersm", "maxnreg",
+    "reqnctapercluster", "maxclusterrank", "explicitcluster", "noreturn",     "blocksareclusters"};
 
 class Parser {
  public:
@@ -94,7 +94,8 @@ class Parser {
   }
   std::string_view name(const char* what) {
     if (peek().kind != TokenKind::identifier)
-      fail(peek().line, std::string("expected the name of ") + what + ", found " + describe(peek()));
+      fail(peek().line,
+           std::string("expected the name of ") + what + ", found " + describe(peek()));
     return take().text;
   }
   u64 integer() {
@@ -616,7 +617,8 @@ class Parser {
     if (token.kind == TokenKind::identifier) {
       const Operand base = named_operand();
       if (base.kind != OperandKind::reg && base.kind != OperandKind::variable)
-        fail(token.line, "an address starts with a register or a variable, found " + describe(token));
+        fail(token.line,
+             "an address starts with a register or a variable, found " + describe(token));
       result.base_kind = base.kind;
       result.index = base.index;
       result.offset = base.offset;

@@ -37,7 +37,7 @@ constexpr TypeInfo kTypes[] = {
 // clang-format on
 static_assert(std::size(kTypes) == static_cast<std::size_t>(Type::b8x16) + 1);
 
-constexpr std::string_view kSpaces[] = {"generic",        "reg",   "global", "shared",
+constexpr std::string_view kSpaces[] = {"generic",         "reg",   "global", "shared",
                                         "shared::cluster", "local", "param",  "const"};
 
 const TypeInfo& info(Type type) { return kTypes[static_cast<int>(type)]; }

@@ -1,0 +1,80 @@
+// ldmatrix and stmatrix (PTX ISA 9.7.14.5): 8x8 tiles between shared memory and the lanes of a warp.
+//
+// Row r of tile m lies at the address that lane 8m + r gives: 16 bytes. Lane t holds elements 2(t%4) and
+// 2(t%4)+1 of row t/4; with .trans of column t/4.
+#include "sim/ops/lanes.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+constexpr int kTileRows = 8;
+constexpr u32 kRowBytes = 16;
+constexpr u16 kTranspose = 1 << 8;  // of variant; below it the number of tiles
+
+// Element (row, column) pairs that lane t holds of a tile of 16-bit elements.
+struct Place {
+  int row, column;
+};
+Place place_of(int lane, int half, bool transpose) {
+  const int major = lane / 4, minor = 2 * (lane % 4) + half;
+  return transpose ? Place{minor, major} : Place{major, minor};
+}
+
+u8* row_of(Warp& w, const Code& c, int tile, int row, AccessKind kind) {
+  const int lane = kTileRows * tile + row;
+  return access(w, c, lane, c.space, address_of(w, c, lane, c.src[0], 0), kRowBytes, kind);
+}
+
+void load_tiles(Warp& w, const Code& c, u32 mask) {
+  if (!w.converged(c, mask)) return;
+  const int tiles = c.variant & 0xFF;
+  const u32* slots = w.launch->program->slots.data() + c.vectors[0];
+  const bool transpose = c.variant & kTranspose;
+  for (int tile = 0; tile < tiles; ++tile) {
+    u16 elements[kTileRows][kTileRows];
+    for (int row = 0; row < kTileRows; ++row)
+      std::memcpy(elements[row], row_of(w, c, tile, row, AccessKind::read), kRowBytes);
+    const Out<u32> d(w, slots[tile]);
+    each_lane(mask, [&](int lane) {
+      const Place low = place_of(lane, 0, transpose), high = place_of(lane, 1, transpose);
+      d.set(lane, elements[low.row][low.column] | static_cast<u32>(elements[high.row][high.column])
+                                                      << 16);
+    });
+  }
+}
+
+void store_tiles(Warp& w, const Code& c, u32 mask) {
+  if (!w.converged(c, mask)) return;
+  const int tiles = c.variant & 0xFF;
+  const u32* slots = w.launch->program->slots.data() + c.vectors[0];
+  const bool transpose = c.variant & kTranspose;
+  for (int tile = 0; tile < tiles; ++tile) {
+    u16 elements[kTileRows][kTileRows];
+    const In<u32> a(w, slots[tile]);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      for (int half = 0; half < 2; ++half) {
+        const Place at = place_of(lane, half, transpose);
+        elements[at.row][at.column] = static_cast<u16>(a[lane] >> (16 * half));
+      }
+    }
+    for (int row = 0; row < kTileRows; ++row)
+      std::memcpy(row_of(w, c, tile, row, AccessKind::write), elements[row], kRowBytes);
+  }
+}
+
+int tiles_of(const Form& form) { return form.has("x4") ? 4 : form.has("x2") ? 2 : 1; }
+
+Exec with_tiles(const Form& form, Code& code, Exec handler) {
+  code.space = form.has("shared::cluster")                     ? Space::shared_cluster
+               : form.has("shared") || form.has("shared::cta") ? Space::shared
+                                                               : Space::generic;
+  code.variant = static_cast<u16>(tiles_of(form) | (form.has("trans") ? kTranspose : 0));
+  return code.counts[0] == tiles_of(form) ? handler : nullptr;
+}
+
+}  // namespace
+
+Exec ldmatrix(const Form& form, Code& code) { return with_tiles(form, code, load_tiles); }
+Exec stmatrix(const Form& form, Code& code) { return with_tiles(form, code, store_tiles); }
+
+}  // namespace jax_fp4::sim

@@ -4,13 +4,11 @@ The kernels include these headers unchanged, so a construct that only a host com
 not get in. NVRTC needs no GPU and no driver; it comes from PyPI (`nvidia-cuda-nvrtc-cu12`).
 """
 
-import ctypes
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
+from support.nvrtc import compile_with_log
 from support.repository import ROOT
 
 HEADERS = sorted((ROOT / "csrc" / "numerics").glob("*.h"))
@@ -83,45 +81,6 @@ def kernel_name(header: str) -> str:
     return f"probe_{header.removesuffix('.h')}"
 
 
-@pytest.fixture(scope="module")
-def nvrtc() -> ctypes.CDLL:
-    namespace = importlib.util.find_spec("nvidia")
-    folders = list(namespace.submodule_search_locations or []) if namespace else []
-    for folder in folders:
-        for path in sorted(Path(folder).glob("cuda_nvrtc/lib/libnvrtc.so.12")):
-            return ctypes.CDLL(str(path))
-    pytest.skip("no libnvrtc.so.12: pip install nvidia-cuda-nvrtc-cu12==12.9.86")
-
-
-def compile_to_ptx(nvrtc: ctypes.CDLL, text: str, architecture: str) -> tuple[str, str]:
-    """(PTX, compiler's log); PTX is empty where the compilation failed."""
-    program = ctypes.c_void_p()
-    assert not nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), text.encode(), b"probe.cu", 0, None, None
-    )
-    options = [
-        b"--std=c++20",
-        b"--fmad=false",
-        f"--gpu-architecture={architecture}".encode(),
-        f"--include-path={ROOT / 'csrc'}".encode(),
-    ]
-    status = nvrtc.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*options)
-    )
-
-    def fetch(size_function: str, function: str) -> str:
-        size = ctypes.c_size_t()
-        assert not getattr(nvrtc, size_function)(program, ctypes.byref(size))
-        buffer = ctypes.create_string_buffer(size.value)
-        assert not getattr(nvrtc, function)(program, buffer)
-        return buffer.value.decode()
-
-    log = fetch("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
-    ptx = "" if status else fetch("nvrtcGetPTXSize", "nvrtcGetPTX")
-    assert not nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return ptx, log
-
-
 def test_every_header_has_a_kernel() -> None:
     """A header added to csrc/numerics needs a kernel here."""
     assert {header.name for header in HEADERS} == set(KERNELS)
@@ -138,29 +97,29 @@ def require_clean(ptx: str, log: str, headers: tuple[str, ...], architecture: st
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_all_headers_compile_for_the_device(nvrtc: ctypes.CDLL, architecture: str) -> None:
+def test_all_headers_compile_for_the_device(architecture: str) -> None:
     """Every function of every header compiles for this architecture, without a warning."""
     headers = tuple(KERNELS)
-    require_clean(*compile_to_ptx(nvrtc, source(*headers), architecture), headers, architecture)
+    require_clean(*compile_with_log(source(*headers), architecture), headers, architecture)
 
 
 @pytest.mark.parametrize("header", KERNELS)
-def test_header_includes_what_it_uses(nvrtc: ctypes.CDLL, header: str) -> None:
+def test_header_includes_what_it_uses(header: str) -> None:
     """Each header compiles as the only one of a translation unit."""
-    require_clean(*compile_to_ptx(nvrtc, source(header), "sm_100a"), (header,), "sm_100a")
+    require_clean(*compile_with_log(source(header), "sm_100a"), (header,), "sm_100a")
 
 
 @pytest.mark.parametrize("header", ["block_scale.h", "hadamard.h"])
-def test_device_arithmetic_is_ieee(nvrtc: ctypes.CDLL, header: str) -> None:
+def test_device_arithmetic_is_ieee(header: str) -> None:
     """No fused, flushed or approximate f32 operation in the PTX; every one names its rounding."""
-    ptx, _ = compile_to_ptx(nvrtc, source(header), "sm_100a")
+    ptx, _ = compile_with_log(source(header), "sm_100a")
     arithmetic = re.findall(r"\b(?:add|sub|mul|div|fma|rcp)(?:\.\w+)*\.f32\b", ptx)
     assert arithmetic
     assert set(arithmetic) <= {f"{op}.rn.f32" for op in ("add", "sub", "mul", "div", "rcp")}
 
 
-def test_compile_check_detects_a_planted_host_construct(nvrtc: ctypes.CDLL) -> None:
+def test_compile_check_detects_a_planted_host_construct() -> None:
     """A header that needs the host's standard library does not compile."""
-    ptx, log = compile_to_ptx(nvrtc, "#include <vector>\n" + source("base.h"), "sm_90")
+    ptx, log = compile_with_log("#include <vector>\n" + source("base.h"), "sm_90")
     assert not ptx
     assert "vector" in log

@@ -25,9 +25,11 @@ def library() -> ctypes.CDLL:
     pytest.skip("no libnvrtc.so.12: pip install nvidia-cuda-nvrtc-cu12==12.9.86")
 
 
-@functools.cache
-def compile_to_ptx(text: str, architecture: str = "sm_100a") -> str:
-    """The PTX of a translation unit; csrc/ is on the include path, products are not fused."""
+def compile_with_log(text: str, architecture: str) -> tuple[str, str]:
+    """(PTX, compiler's log) of a translation unit; the PTX is empty where compilation failed.
+
+    csrc/ is on the include path, and products are not fused, as in the package's own build.
+    """
     nvrtc = library()
     program = ctypes.c_void_p()
     assert not nvrtc.nvrtcCreateProgram(
@@ -53,5 +55,12 @@ def compile_to_ptx(text: str, architecture: str = "sm_100a") -> str:
     log = fetch("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
     ptx = "" if status else fetch("nvrtcGetPTXSize", "nvrtcGetPTX")
     assert not nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return ptx, log
+
+
+@functools.cache
+def compile_to_ptx(text: str, architecture: str = "sm_100a") -> str:
+    """The PTX of a translation unit that must compile."""
+    ptx, log = compile_with_log(text, architecture)
     assert ptx, log
     return ptx

@@ -16,14 +16,9 @@ SEED = 0x0123_4567_89AB_CDEF
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "golden.npz"
 
 
-LEVELS = ("portable", "avx512")
-
-
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=cpu.levels())
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs a test at every level that this processor has."""
-    if not cpu.is_available(request.param):
-        pytest.skip(f"this processor does not run level {request.param}")
     with cpu.use_level(request.param):
         yield request.param
 
@@ -70,7 +65,7 @@ def assert_equals_oracle(x: np.ndarray, o: Options, *, decode: bool = True) -> N
     packed = packed_codes(want, o.bits)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = want.dequantize() if decode else None
-    for level in filter(cpu.is_available, LEVELS):
+    for level in cpu.levels():
         with cpu.use_level(level):
             (got,) = cpu.quantize(x[None], o)
             decoded = cpu.dequantize(got, o, rows, k, F32)[0] if decode else None

@@ -62,9 +62,10 @@ def library() -> ctypes.CDLL:
     return shared_library("quantize", [*sources, ROOT / "tests" / "cpu" / "cpu_c.cc"], "-O3")
 
 
-def is_available(level: str) -> bool:
-    """Whether this processor runs a key of LEVELS."""
-    return LEVELS[level] <= library().c_best_level()
+def levels() -> list[str]:
+    """The levels with kernels of their own that this processor runs, slowest first."""
+    best = library().c_best_level()
+    return [level for level in ("portable", "avx512") if LEVELS[level] <= best]
 
 
 @contextlib.contextmanager

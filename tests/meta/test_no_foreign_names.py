@@ -7,12 +7,13 @@ import pytest
 
 from support.repository import ROOT, source_files
 
-# Absolute paths of some machine, and settings of a package index other than the public one. Written
-# with [x] for x, so that this file does not contain what it looks for.
+# Absolute paths of some machine, hosts of package registries (clients know them), and settings of an
+# index. Written with [x] for x, so that this file does not contain what it looks for.
 FOREIGN = re.compile(
     r"(?<![\w.~}])/(?:[h]ome|[r]oot|[w]ork|[t]mp|[U]sers|[m]nt|[v]ar/folders)/\w"
     r"|[i]ndex-url|[I]NDEX_URL|[t]rusted-host"
     r"|https?://(?:[l]ocalhost|127\.|10\.|192\.168\.)"
+    r"|[p]ypi\.org|[p]ythonhosted\.org|[n]pmjs\.|[d]ebian\.org"
 )
 
 
@@ -27,7 +28,7 @@ def foreign_lines(root: Path) -> list[str]:
 
 
 def test_no_machine_paths_or_package_hosts() -> None:
-    """No file names an absolute path of a machine or a private package index."""
+    """No file names an absolute path of a machine, or a package registry's host or index."""
     assert foreign_lines(ROOT) == []
 
 
@@ -39,12 +40,13 @@ def test_no_machine_paths_or_package_hosts() -> None:
         'out = "/' + 'tmp/out.json"',
         "pip install --index" + "-url https://pypi.example/simple jax-fp4",
         "see http://" + "localhost:8080/docs",
+        "see https://" + "pypi" + ".org/project/jax-fp4",
     ],
 )
 def test_foreign_name_check_detects_planted_lines(tmp_path: Path, line: str) -> None:
     """Each kind of foreign name is found; relative paths and public addresses are not."""
     readme = tmp_path / "README.md"
-    readme.write_text("see docs/work/notes.md, build/tmp/x and https://pypi.org/project/jax-fp4\n")
+    readme.write_text("see docs/work/notes.md, build/tmp/x and https://example.org/paper\n")
     assert foreign_lines(tmp_path) == []
     readme.write_text(f"one\n{line}\n")
     assert len(foreign_lines(tmp_path)) == 1

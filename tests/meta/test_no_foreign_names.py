@@ -7,8 +7,8 @@ import pytest
 
 from support.repository import ROOT, source_files
 
-# Absolute paths of some machine, hosts of package registries (clients know them), and settings of an
-# index. Written with [x] for x, so that this file does not contain what it looks for.
+# Absolute paths of some machine, hosts of package registries (clients know them), and settings of
+# an index. Written with [x] for x, so that this file does not contain what it looks for.
 FOREIGN = re.compile(
     r"(?<![\w.~}])/(?:[h]ome|[r]oot|[w]ork|[t]mp|[U]sers|[m]nt|[v]ar/folders)/\w"
     r"|[i]ndex-url|[I]NDEX_URL|[t]rusted-host"

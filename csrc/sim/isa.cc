@@ -57,8 +57,9 @@ OperandSpec parse_operand(std::string_view text) {
     spec.type = Type::pred;
   } else if (text == "l") {
     spec.kind = OperandSpec::label;
-  } else if (text == "m") {
+  } else if (text == "m" || text == "t") {
     spec.kind = OperandSpec::address;
+    spec.tensor = text == "t";
   } else if (text == "c") {
     spec.kind = OperandSpec::call;
   } else {
@@ -77,8 +78,9 @@ std::vector<Row> make_rows() {
   OpClass op_class = OpClass::integer;
   const auto add = [&](std::string_view opcode, std::string_view modifiers,
                        std::string_view operands, Builder builder, std::string_view section,
-                       int ptx, std::string_view target, bool inexact) {
-    Row row{opcode, modifiers, operands, builder, section, ptx, target, op_class, inexact, {}, {}};
+                       int ptx, std::string_view target, bool inexact, bool asynchronous) {
+    Row row{opcode, modifiers, operands, builder,      section, ptx,
+            target, op_class,  inexact,  asynchronous, {},      {}};
     row.tokens = parse_modifiers(modifiers);
     for (std::string_view operand : split(operands, ','))
       row.specs.push_back(parse_operand(operand));
@@ -86,12 +88,15 @@ std::vector<Row> make_rows() {
   };
 #define GROUP(name) op_class = OpClass::name;
 #define ROW(opcode, modifiers, operands, builder, section, ptx, target) \
-  add(opcode, modifiers, operands, &builder, section, ptx, target, false);
+  add(opcode, modifiers, operands, &builder, section, ptx, target, false, false);
+#define ASYNC(opcode, modifiers, operands, builder, section, ptx, target) \
+  add(opcode, modifiers, operands, &builder, section, ptx, target, false, true);
 #define APPROX(opcode, modifiers, operands, builder, section, ptx, target) \
-  add(opcode, modifiers, operands, &builder, section, ptx, target, true);
+  add(opcode, modifiers, operands, &builder, section, ptx, target, true, false);
 #include "sim/isa.def"
 #undef GROUP
 #undef ROW
+#undef ASYNC
 #undef APPROX
   return rows;
 }

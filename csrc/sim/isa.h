@@ -8,7 +8,8 @@
 // operands   separated by commas, each
 //              role   "=" a destination, "?" may be absent, "v" one register or a vector of them
 //              type   a digit n: the n-th type of the form; "wn": twice as wide; a type name;
-//                     "p" predicate; "l" label; "m" address; "c" call operand
+//                     "p" predicate; "l" label; "m" address; "t" address of a
+//                     tensor map with coordinates (a vector operand follows it); "c" call operand
 //              suffix "|p": a second, predicate destination; "~": the register may be wider
 // builder    function of ops/ that turns the form into an executable handler
 // section    of the PTX ISA; ptx: least .version times ten; target: least .target (see isa.cc)
@@ -50,6 +51,7 @@ struct OperandSpec {
   bool vector = false;
   bool second_predicate = false;
   bool relaxed = false;  // the register may be wider than the type
+  bool tensor = false;   // an address with coordinates
   int form_type = -1;    // number of a type of the form, or -1: `type`
   bool wide = false;
   Type type = Type::none;
@@ -62,7 +64,8 @@ struct Row {
   int ptx;
   std::string_view target;
   OpClass op_class;
-  bool inexact;  // the hardware may differ within a documented tolerance
+  bool inexact;       // the hardware may differ within a documented tolerance
+  bool asynchronous;  // performed by an engine, some time later (machine/async.h)
   std::vector<ModifierToken> tokens;
   std::vector<OperandSpec> specs;
 };

@@ -4,7 +4,28 @@
 namespace jax_fp4::sim {
 namespace {
 
-bool both_atomic(u32 pc, bool atomic) { return atomic && (pc & kAtomicAccess) != 0; }
+bool both_atomic(u32 pc, const Accessor& by) { return by.atomic && (pc & kAtomicAccess) != 0; }
+
+u32 stored_pc(const Accessor& by) {
+  return by.pc | (by.atomic ? kAtomicAccess : 0) | (by.async ? kAsyncAccess : 0);
+}
+
+// Checks an access against the last write of the place.
+void against_write(Epoch write, u32 pc, const Accessor& by, RaceConflict& conflict) {
+  if (both_atomic(pc, by)) return;
+  const bool ordered = happened_before(write, by.clocks.seen);
+  // A generic write before an asynchronous access needs a fence between them; the completion of an
+  // asynchronous operation is one itself (PTX ISA 9.7.9.25.4).
+  const bool fenced =
+      !by.async || (pc & kAsyncAccess) != 0 || happened_before(write, by.clocks.fenced);
+  if (!ordered || !fenced) conflict = {true, true, ordered, write, pc & ~kAccessFlags};
+}
+
+// Checks a write against a read of the place.
+void against_read(Epoch read, u32 pc, const Accessor& by, RaceConflict& conflict) {
+  if (!happened_before(read, by.clocks.seen) && !both_atomic(pc, by))
+    conflict = {true, false, false, read, pc & ~kAccessFlags};
+}
 
 }  // namespace
 
@@ -37,18 +58,16 @@ void RaceChecker::each_record(u64 offset, u32 bytes, F f) {
   }
 }
 
-void RaceChecker::read_record(AccessHistory& record, const Access& access, RaceConflict& conflict) {
-  const u32 stored_pc = access.pc | (access.atomic ? kAtomicAccess : 0);
-  if (!happened_before(record.write, access.now) && !both_atomic(record.write_pc, access.atomic))
-    conflict = {true, true, record.write, record.write_pc & ~kAtomicAccess};
+void RaceChecker::read_record(AccessHistory& record, const Accessor& by, RaceConflict& conflict) {
+  against_write(record.write, record.write_pc, by, conflict);
   if (record.read == kSharedReads) {
     ReadSet& set = sets_[record.read_pc];
-    set.reads[access.agent] = access.epoch;
-    set.pcs[access.agent] = stored_pc;
-  } else if (record.read == 0 || agent_of(record.read) == access.agent ||
-             happened_before(record.read, access.now)) {
-    record.read = access.epoch;
-    record.read_pc = stored_pc;
+    set.reads[by.agent] = by.epoch;
+    set.pcs[by.agent] = stored_pc(by);
+  } else if (record.read == 0 || agent_of(record.read) == by.agent ||
+             happened_before(record.read, by.clocks.seen)) {
+    record.read = by.epoch;
+    record.read_pc = stored_pc(by);
   } else {
     if (free_sets_.empty()) {
       free_sets_.push_back(static_cast<u32>(sets_.size()));
@@ -57,47 +76,39 @@ void RaceChecker::read_record(AccessHistory& record, const Access& access, RaceC
     const u32 number = free_sets_.back();
     free_sets_.pop_back();
     ReadSet& set = sets_[number];
-    set.reads.assign(access.now.size(), 0);
-    set.pcs.assign(access.now.size(), 0);
+    set.reads.assign(by.clocks.seen.size(), 0);
+    set.pcs.assign(by.clocks.seen.size(), 0);
     set.reads[agent_of(record.read)] = record.read;
     set.pcs[agent_of(record.read)] = record.read_pc;
-    set.reads[access.agent] = access.epoch;
-    set.pcs[access.agent] = stored_pc;
+    set.reads[by.agent] = by.epoch;
+    set.pcs[by.agent] = stored_pc(by);
     record.read = kSharedReads;
     record.read_pc = number;
   }
 }
 
-void RaceChecker::write_record(AccessHistory& record, const Access& access,
-                               RaceConflict& conflict) {
-  if (!happened_before(record.write, access.now) && !both_atomic(record.write_pc, access.atomic))
-    conflict = {true, true, record.write, record.write_pc & ~kAtomicAccess};
+void RaceChecker::write_record(AccessHistory& record, const Accessor& by, RaceConflict& conflict) {
+  against_write(record.write, record.write_pc, by, conflict);
   if (record.read == kSharedReads) {
     const ReadSet& set = sets_[record.read_pc];
     for (std::size_t k = 0; k < set.reads.size(); ++k)
-      if (!happened_before(set.reads[k], access.now) && !both_atomic(set.pcs[k], access.atomic))
-        conflict = {true, false, set.reads[k], set.pcs[k] & ~kAtomicAccess};
+      against_read(set.reads[k], set.pcs[k], by, conflict);
     free_sets_.push_back(record.read_pc);
-  } else if (!happened_before(record.read, access.now) &&
-             !both_atomic(record.read_pc, access.atomic)) {
-    conflict = {true, false, record.read, record.read_pc & ~kAtomicAccess};
+  } else {
+    against_read(record.read, record.read_pc, by, conflict);
   }
-  record = {access.epoch, access.pc | (access.atomic ? kAtomicAccess : 0), 0, 0};
+  record = {by.epoch, stored_pc(by), 0, 0};
 }
 
-RaceConflict RaceChecker::read(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc,
-                               bool atomic) {
+RaceConflict RaceChecker::read(u64 offset, u32 bytes, const Accessor& by) {
   RaceConflict conflict;
-  const Access access{agent, make_epoch(agent, now[agent]), now, pc, atomic};
-  each_record(offset, bytes, [&](AccessHistory& r) { read_record(r, access, conflict); });
+  each_record(offset, bytes, [&](AccessHistory& r) { read_record(r, by, conflict); });
   return conflict;
 }
 
-RaceConflict RaceChecker::write(u64 offset, u32 bytes, u32 agent, const VectorClock& now, u32 pc,
-                                bool atomic) {
+RaceConflict RaceChecker::write(u64 offset, u32 bytes, const Accessor& by) {
   RaceConflict conflict;
-  const Access access{agent, make_epoch(agent, now[agent]), now, pc, atomic};
-  each_record(offset, bytes, [&](AccessHistory& r) { write_record(r, access, conflict); });
+  each_record(offset, bytes, [&](AccessHistory& r) { write_record(r, by, conflict); });
   return conflict;
 }
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "sim/machine/core.h"
+#include "sim/machine/async.h"
 
 namespace jax_fp4::sim {
 namespace {
@@ -28,24 +28,22 @@ std::string describe(AccessKind kind, u32 bytes, std::string_view space, u64 add
 }
 
 struct Target {
-  Warp& warp;
-  const Code& c;
-  int lane;
+  const Actor& actor;
   AccessKind kind;
   u32 bytes;
   u64 address;  // as the program gave it
 
   [[noreturn]] void fail(FaultKind fault, std::string_view space, const std::string& why) const {
-    warp.fault(c, lane, fault, describe(kind, bytes, space, address) + " " + why);
+    actor.fault(fault, describe(kind, bytes, space, address) + " " + why);
   }
   void align(std::string_view space) const {
-    if ((address & (bytes - 1)) != 0)
+    if (!actor.operation && (address & (bytes - 1)) != 0)
       fail(FaultKind::misaligned, space, "is not aligned to " + std::to_string(bytes) + " bytes");
   }
   // `written`: one flag for each byte of the access, or null.
   void initialise(u8* written, std::string_view space) const {
     if (!written) return;
-    if (reads(kind) && warp.launch->spec.checks.uninitialized) {
+    if (reads(kind) && actor.warp.launch->spec.checks.uninitialized) {
       if (const void* unset = std::memchr(written, 0, bytes)) {
         fail(FaultKind::uninitialized_memory, space,
              "reads byte " + std::to_string(static_cast<const u8*>(unset) - written) +
@@ -58,10 +56,10 @@ struct Target {
 
 u8* global_access(const Target& t) {
   t.align("global");
-  Buffer* buffer = t.warp.launch->global->find(t.address);
+  Buffer* buffer = t.actor.warp.launch->global->find(t.address);
   if (!buffer || t.address - buffer->base + t.bytes > buffer->bytes) {
     std::string why = "is outside every buffer";
-    if (const Buffer* near = t.warp.launch->global->nearest(t.address)) {
+    if (const Buffer* near = t.actor.warp.launch->global->nearest(t.address)) {
       const i64 distance = static_cast<i64>(t.address - near->base);
       why += "; the nearest is '" + near->name + "' (" + std::to_string(near->bytes) +
              " bytes), and this is its byte " + std::to_string(distance);
@@ -75,32 +73,19 @@ u8* global_access(const Target& t) {
   return buffer->data + offset;
 }
 
-void report_race(const Target& t, const Cta& owner, const RaceConflict& conflict, bool same) {
-  Warp& warp = t.warp;
-  const Program& program = *warp.launch->program;
-  const u32 agent = agent_of(conflict.earlier);
-  const u32 warps = static_cast<u32>(owner.warps.size());
-  const u32 line = program.code[conflict.pc].line;
-  const auto text = [&] {
-    return describe(t.kind, t.bytes, "shared", t.address) + " races with an earlier " +
-           (conflict.earlier_is_write ? "write" : "read") + " by warp " +
-           std::to_string(agent % warps) +
-           (owner.cluster->ctas.size() > 1 ? " of cluster rank " + std::to_string(agent / warps)
-                                           : "") +
-           " at " + warp.launch->kernel_line(line) + (same ? "; both store the same value" : "") +
-           ": no barrier orders the two";
-  };
-  if (same) {
-    warp.launch->warn(line, t.c.line, [&] { return text() + "\n  " + warp.where(t.c, t.lane); });
-  } else {
-    warp.fault(t.c, t.lane, FaultKind::race, text());
-  }
+// "warp 3 of cluster rank 1" or "an asynchronous operation".
+std::string agent_name(const Launch& launch, u32 agent) {
+  const u32 all = launch.warps_of_cluster();
+  const u32 ctas = static_cast<u32>(launch.spec.cluster.count());
+  if (agent >= all) return "an asynchronous operation";
+  const u32 warps = all / ctas;
+  return "warp " + std::to_string(agent % warps) +
+         (ctas > 1 ? " of cluster rank " + std::to_string(agent / warps) : "");
 }
 
 u8* shared_access(const Target& t, bool cluster, const void* value) {
   t.align("shared");
-  Warp& warp = t.warp;
-  Cta* owner = warp.cta;
+  Cta* owner = t.actor.warp.cta;
   const u32 rank = static_cast<u32>(t.address >> kRankShift);
   if (rank != owner->rank || t.address >> 32 != 0) {
     if (rank >= owner->cluster->ctas.size() || t.address >> 32 != 0) {
@@ -126,15 +111,13 @@ u8* shared_access(const Target& t, bool cluster, const void* value) {
   }
   t.initialise(owner->shared_written.data() + offset, "shared");
   if (owner->races) {
-    const u32 pc = static_cast<u32>(&t.c - warp.launch->program->code.data());
-    RaceConflict conflict =
-        writes(t.kind)
-            ? owner->races->write(offset, t.bytes, warp.agent, warp.clock, pc, strong(t.kind))
-            : owner->races->read(offset, t.bytes, warp.agent, warp.clock, pc, strong(t.kind));
+    const Accessor by = t.actor.accessor(strong(t.kind));
+    const RaceConflict conflict = writes(t.kind) ? owner->races->write(offset, t.bytes, by)
+                                                 : owner->races->read(offset, t.bytes, by);
     if (conflict.found) {
-      const bool same = value && conflict.earlier_is_write &&
+      const bool same = value && conflict.earlier_is_write && !conflict.unfenced &&
                         std::memcmp(owner->shared.data() + offset, value, t.bytes) == 0;
-      report_race(t, *owner, conflict, same);
+      report_conflict(t.actor, conflict, same, describe(t.kind, t.bytes, "shared", t.address));
     }
   }
   return owner->shared.data() + offset;
@@ -142,20 +125,20 @@ u8* shared_access(const Target& t, bool cluster, const void* value) {
 
 u8* local_access(const Target& t) {
   t.align("local");
-  Warp& warp = t.warp;
+  Warp& warp = t.actor.warp;
   const u64 size = warp.launch->program->local_bytes;
   const u64 offset = t.address - kLocalBase;
   if (t.address < kLocalBase || offset + t.bytes > size)
     t.fail(FaultKind::out_of_bounds, "local",
            "is outside the lane's " + std::to_string(size) + " bytes");
-  const u64 place = size * static_cast<u64>(t.lane) + offset;
+  const u64 place = size * static_cast<u64>(t.actor.lane) + offset;
   t.initialise(warp.local_written.data() + place, "local");
   return warp.local.data() + place;
 }
 
 u8* parameter_access(const Target& t) {
   t.align("param");
-  std::vector<u8>& bytes = t.warp.launch->spec.parameters;
+  std::vector<u8>& bytes = t.actor.warp.launch->spec.parameters;
   if (writes(t.kind)) t.fail(FaultKind::read_only, "param", "changes a kernel parameter");
   if (t.address + t.bytes > bytes.size() || t.address > bytes.size())
     t.fail(FaultKind::out_of_bounds, "param",
@@ -165,7 +148,7 @@ u8* parameter_access(const Target& t) {
 
 u8* constant_access(const Target& t) {
   t.align("const");
-  Buffer* bank = t.warp.launch->constant;
+  Buffer* bank = t.actor.warp.launch->constant;
   if (writes(t.kind)) t.fail(FaultKind::read_only, "const", "changes constant memory");
   if (!bank || t.address + t.bytes > bank->bytes || t.address > bank->bytes)
     t.fail(FaultKind::out_of_bounds, "const", "is outside the module's constants");
@@ -173,6 +156,40 @@ u8* constant_access(const Target& t) {
 }
 
 }  // namespace
+
+void Actor::fault(FaultKind kind, const std::string& message) const {
+  warp.fault(code, lane, kind,
+             operation ? message + "\n  by the asynchronous operation that was issued" : message);
+}
+
+Accessor Actor::accessor(bool atomic) const {
+  if (operation) return operation->accessor(atomic);
+  const u32 time = warp.clocks.seen[warp.agent];
+  return {warp.agent, make_epoch(warp.agent, time), warp.clocks, warp.launch->pc_of(code), atomic,
+          false};
+}
+
+void report_conflict(const Actor& actor, const RaceConflict& conflict, bool same,
+                     const std::string& access) {
+  Launch& launch = *actor.warp.launch;
+  const u32 line = launch.program->code[conflict.pc].line;
+  const auto text = [&] {
+    const std::string earlier = std::string(conflict.earlier_is_write ? "write" : "read") + " by " +
+                                agent_name(launch, agent_of(conflict.earlier)) + " at " +
+                                launch.kernel_line(line);
+    return conflict.unfenced
+               ? access + " through the asynchronous proxy follows a " + earlier +
+                     " through the generic proxy: no fence.proxy.async lies between the two"
+               : access + " races with an earlier " + earlier +
+                     (same ? "; both store the same value" : "") + ": no barrier orders the two";
+  };
+  if (same) {
+    launch.warn(line, actor.code.line,
+                [&] { return text() + "\n  " + actor.warp.where(actor.code, actor.lane); });
+  } else {
+    actor.fault(conflict.unfenced ? FaultKind::proxy : FaultKind::race, text());
+  }
+}
 
 Space resolve_generic(u64& address) {
   const auto in = [&](u64 window) { return address - window < kWindowBytes; };
@@ -195,13 +212,13 @@ Space resolve_generic(u64& address) {
   return Space::global;
 }
 
-u8* access(Warp& warp, const Code& c, int lane, Space space, u64 address, u32 bytes,
-           AccessKind kind, const void* value) {
+u8* access(const Actor& actor, Space space, u64 address, u32 bytes, AccessKind kind,
+           const void* value) {
   if (space == Space::generic) space = resolve_generic(address);
-  Launch& launch = *warp.launch;
+  Launch& launch = *actor.warp.launch;
   (writes(kind) ? launch.bytes_written : launch.bytes_read)[static_cast<int>(space)] += bytes;
   if (kind == AccessKind::atomic) launch.bytes_read[static_cast<int>(space)] += bytes;
-  const Target target{warp, c, lane, kind, bytes, address};
+  const Target target{actor, kind, bytes, address};
   switch (space) {
     case Space::shared: return shared_access(target, false, value);
     case Space::shared_cluster: return shared_access(target, true, value);
@@ -214,10 +231,10 @@ u8* access(Warp& warp, const Code& c, int lane, Space space, u64 address, u32 by
 
 void synchronize_through(Warp& warp, u64 address, bool acquire, bool release) {
   if (!warp.launch->spec.checks.races) return;
-  VectorClock& clock = warp.cta->cluster->released[address];
-  if (acquire) join(warp.clock, clock);
+  Clocks& clocks = warp.cta->cluster->released[address];
+  if (acquire) join(warp.clocks, clocks);
   if (release) {
-    join(clock, warp.clock);
+    join(clocks, warp.clocks);
     warp.advance_clock();
   }
 }

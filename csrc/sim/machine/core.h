@@ -5,6 +5,7 @@
 //   Cta       shared arena, named barriers, warps
 //   Warp      32 lanes: registers (structure of arrays), local memory, fragments
 //   Fragment  lanes at one PC with one call stack; a warp that has not diverged has one
+//   Actor     who makes an access: a lane, or an asynchronous operation (machine/async.h)
 //
 // Divergence: a branch splits a fragment. The fragment whose PC comes first in Program::order runs; in
 // that order a block's immediate post-dominator comes after everything that leads to it, so diverged
@@ -25,6 +26,7 @@
 
 #include "sim/checks/race.h"
 #include "sim/machine/memory.h"
+#include "sim/machine/tensor_memory.h"
 
 namespace jax_fp4::sim {
 
@@ -47,6 +49,8 @@ enum class FaultKind : u8 {
   call,
   argument,
   mbarrier,
+  proxy,
+  exit,
 };
 std::string_view name_of_fault(FaultKind kind);
 
@@ -69,7 +73,8 @@ struct Fragment {
   u32 pc = 0;
   u32 mask = 0;
   FragmentState state = FragmentState::ready;
-  u32 needed = 0;  // converging: the lanes that must come together
+  bool again = false;  // blocked: the instruction is tried anew when it wakes
+  u32 needed = 0;      // converging: the lanes that must come together
   std::string_view waits_for;
   std::vector<u32> stack;  // call sites, outermost first
 };
@@ -77,6 +82,7 @@ struct Fragment {
 struct Cta;
 struct Cluster;
 struct Launch;
+class AsyncOperation;
 
 // A cp.async that has been issued and not done.
 struct AsyncCopy {
@@ -104,7 +110,8 @@ struct Warp {
   std::vector<u32> storage;
   std::vector<u8> local;  // lane after lane, Program::local_bytes each
   std::vector<u8> local_written;
-  VectorClock clock;
+  Clocks clocks;
+  Clocks pipe;  // of its tensor pipe (machine/async.h)
   std::vector<AsyncCopy> copies;
   std::array<u32, kLanes> copy_groups{};  // committed by each lane
   std::vector<Fragment> fragments;
@@ -151,9 +158,12 @@ struct Warp {
   // For `.aligned` instructions: all live lanes of the warp.
   bool converged(const Code& c, u32 mask) { return converged(c, mask, kAllLanes); }
   void block(std::string_view what);
+  // The same, and the instruction is executed anew after that.
+  void block_and_retry(const Code& c, std::string_view what);
+  void wake_all(std::string_view what);
   void wake(Fragment& f);
   // Later accesses of this warp are told from earlier ones: after each release.
-  void advance_clock() { ++clock[agent]; }
+  void advance_clock() { ++clocks.seen[agent]; }
 
   [[noreturn]] void fault(const Code& c, int lane, FaultKind kind, const std::string& message);
   std::string where(const Code& c, int lane) const;
@@ -178,7 +188,7 @@ struct NamedBarrier {
   u32 arrived = 0;
   u32 line = 0;                     // of the first arrival
   u32 any = 0, all = 1, count = 0;  // bar.red
-  VectorClock clock;
+  Clocks clocks;
   std::vector<BarrierWaiter> waiters;
 };
 
@@ -192,6 +202,7 @@ struct Cta {
   u32 sm = 0;
   std::vector<u8> shared, shared_written;
   std::unique_ptr<RaceChecker> races;
+  std::unique_ptr<TensorMemory> tensor;  // made by the first allocation
   std::vector<std::unique_ptr<Warp>> warps;
   NamedBarrier barriers[kNamedBarriers];
   u32 threads = 0;
@@ -204,9 +215,19 @@ struct Cta {
 struct ClusterBarrier {
   u32 arrived = 0;
   u32 phase = 0;
-  VectorClock clock;
+  Clocks clocks;
   std::vector<Warp*> waiters;
 };
+
+// What the checks know of an mbarrier.
+struct MbarrierRecord {
+  Clocks arriving, completed;  // released in this phase; and before
+  Epoch init = 0;
+  u32 init_pc = 0;
+};
+
+// What a fragment waits for, where asynchronous operations end the wait.
+inline constexpr std::string_view kWaitsForMbarrier = "an mbarrier";
 
 struct Cluster {
   u32 index[3] = {0, 0, 0};
@@ -216,7 +237,11 @@ struct Cluster {
   u32 exited = 0;
   ClusterBarrier barrier;
   // Clocks released through memory: by strong and atomic accesses, keyed by address.
-  std::unordered_map<u64, VectorClock> released;
+  std::unordered_map<u64, Clocks> released;
+  std::unordered_map<u64, MbarrierRecord> mbarriers;  // by address
+  std::vector<u32> slot_times;                        // of the slots of asynchronous operations
+  u32 pending = 0;                                    // operations
+  void wake(std::string_view what);
   void complete_barrier();
 };
 
@@ -250,10 +275,13 @@ struct Launch {
   std::mt19937_64 random;
   std::vector<std::unique_ptr<Cluster>> resident;
   std::vector<Warp*> runnable;
-  std::vector<u64> counts;                        // by instruction of the program: warps
-  std::vector<u64> lane_counts;                   // lanes
+  std::vector<std::unique_ptr<AsyncOperation>> pending;
+  u64 eagerness = 0;             // of 1024 turns, those that go to asynchronous operations
+  std::vector<u64> counts;       // by instruction of the program: warps
+  std::vector<u64> lane_counts;  // lanes
   u64 bytes_read[8] = {}, bytes_written[8] = {};  // by Space
   u64 instructions = 0;
+  static constexpr u64 kTracePrime = 0x100'0000'01B3;
   u64 trace = 0xCBF2'9CE4'8422'2325;  // FNV-1a over what ran when
   std::vector<std::string> warnings;
   std::set<std::pair<u64, u64>> warned;
@@ -262,11 +290,21 @@ struct Launch {
 
   void run();
   void enqueue(Warp* warp);
+  void issue(std::unique_ptr<AsyncOperation> operation);
+  // Reports operations that still use the memory of a CTA that has exited.
+  void check_exit(const Cta& cta);
   void warn(u64 key_a, u64 key_b, const std::function<std::string()>& text);
   u32 shared_bytes() const;  // of a CTA, without the reserved part
   std::string kernel_line(u32 line) const;
+  u32 pc_of(const Code& c) const { return static_cast<u32>(&c - program->code.data()); }
+  u32 warps_of_cluster() const;
+  u32 agents() const;  // of a cluster
+
+  Launch();
+  ~Launch();
 
  private:
+  void perform_one();
   void start_clusters();
   void retire();
   [[noreturn]] void report_deadlock();
@@ -281,10 +319,29 @@ u64 special_value(const Warp& warp, Special special, int lane);
 
 enum class AccessKind : u8 { read, write, atomic, strong_read, strong_write };
 
-// The bytes [address, address + bytes) of a space, checked: mapped, aligned, initialised (reads),
-// writable, free of races. The space may be generic. `value`: of a plain write, what will be stored.
-u8* access(Warp& warp, const Code& c, int lane, Space space, u64 address, u32 bytes,
-           AccessKind kind, const void* value = nullptr);
+struct Actor {
+  Warp& warp;
+  const Code& code;
+  int lane;
+  AsyncOperation* operation = nullptr;
+
+  [[noreturn]] void fault(FaultKind kind, const std::string& message) const;
+  Accessor accessor(bool atomic) const;
+};
+
+// The bytes [address, address + bytes) of a space, checked: mapped, aligned (accesses of lanes),
+// initialised (reads), writable, free of races. The space may be generic. `value`: of a plain
+// write, what will be stored.
+u8* access(const Actor& actor, Space space, u64 address, u32 bytes, AccessKind kind,
+           const void* value = nullptr);
+inline u8* access(Warp& warp, const Code& c, int lane, Space space, u64 address, u32 bytes,
+                  AccessKind kind, const void* value = nullptr) {
+  return access(Actor{warp, c, lane}, space, address, bytes, kind, value);
+}
+// Reports a race or a missing proxy fence; `same`: two writes of one value, which is a warning. `access`: what
+// the actor does.
+void report_conflict(const Actor& actor, const RaceConflict& conflict, bool same,
+                     const std::string& access);
 // Splits a generic address; `address` becomes that of the space.
 Space resolve_generic(u64& address);
 // Orders this warp after and before others that use the same address to synchronise.

@@ -15,7 +15,7 @@ bool Cta::complete(NamedBarrier& barrier) {
   const u32 number = static_cast<u32>(&barrier - barriers);
   for (const BarrierWaiter& waiter : waiters) {
     Warp& warp = *waiter.warp;
-    join(warp.clock, barrier.clock);
+    join(warp.clocks, barrier.clocks);
     warp.advance_clock();
     if (waiter.code) {
       const Code& c = *waiter.code;
@@ -42,12 +42,17 @@ void Cta::complete_barriers() {
   for (NamedBarrier& barrier : barriers) complete(barrier);
 }
 
+void Cluster::wake(std::string_view what) {
+  for (const auto& cta : ctas)
+    for (const auto& warp : cta->warps) warp->wake_all(what);
+}
+
 void Cluster::complete_barrier() {
   if (barrier.arrived == 0 || barrier.arrived + exited < threads) return;
   barrier.arrived = 0;
   ++barrier.phase;
   for (Warp* warp : barrier.waiters) {
-    join(warp->clock, barrier.clock);
+    join(warp->clocks, barrier.clocks);
     warp->advance_clock();
     for (Fragment& f : warp->fragments)
       if (f.state == FragmentState::blocked && f.waits_for == "the cluster barrier") warp->wake(f);

@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-#include "sim/machine/core.h"
+#include "sim/machine/async.h"
 #include "sim/ptx/lexer.h"
 
 namespace jax_fp4::sim {
@@ -18,7 +18,23 @@ void unpack(u64 linear, const Dim3& size, u32 (&index)[3]) {
   index[2] = static_cast<u32>(linear / size.x / size.y);
 }
 
+// Of 1024 turns of the scheduler, those that go to asynchronous operations while warps can run: a seed draws
+// one. The last lets nearly every operation wait until no warp can go on.
+constexpr u64 kEagerness[] = {768, 256, 32, 4};
+
 }  // namespace
+
+Launch::Launch() = default;
+Launch::~Launch() = default;
+
+u32 Launch::warps_of_cluster() const {
+  return static_cast<u32>((spec.block.count() + kLanes - 1) / kLanes * spec.cluster.count());
+}
+
+u32 Launch::agents() const {
+  const u32 warps = warps_of_cluster();
+  return program->asynchronous ? 2 * warps + kAsyncSlots : warps;
+}
 
 std::string_view name_of_fault(FaultKind kind) {
   constexpr std::string_view kNames[] = {"uninitialized-register",
@@ -34,7 +50,9 @@ std::string_view name_of_fault(FaultKind kind) {
                                          "trap",
                                          "call",
                                          "argument",
-                                         "mbarrier"};
+                                         "mbarrier",
+                                         "proxy",
+                                         "exit"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -144,6 +162,7 @@ void Launch::start_clusters() {
     const u32 ctas = static_cast<u32>(spec.cluster.count());
     cluster->live_ctas = ctas;
     cluster->threads = threads * ctas;
+    if (program->asynchronous) cluster->slot_times.assign(kAsyncSlots, 0);
     for (u32 rank = 0; rank < ctas; ++rank) {
       auto cta = std::make_unique<Cta>();
       cta->launch = this;
@@ -157,7 +176,7 @@ void Launch::start_clusters() {
       cta->threads = threads;
       cta->shared.assign(shared_bytes(), 0xCC);
       cta->shared_written.assign(shared_bytes(), 0);
-      if (spec.checks.races && warps * ctas > 1 && shared_bytes() > 0)
+      if (spec.checks.races && (warps * ctas > 1 || program->asynchronous) && shared_bytes() > 0)
         cta->races = std::make_unique<RaceChecker>(shared_bytes());
       for (u32 w = 0; w < warps; ++w) {
         auto warp = std::make_unique<Warp>();
@@ -178,8 +197,12 @@ void Launch::start_clusters() {
         warp->predicates_written.assign(program->predicates + 1, 0);
         warp->local.assign(std::size_t{program->local_bytes} * kLanes, 0xCC);
         warp->local_written.assign(std::size_t{program->local_bytes} * kLanes, 0);
-        warp->clock.assign(std::size_t{warps} * ctas, 0);
-        warp->clock[warp->agent] = 1;
+        warp->clocks.assign(agents());
+        warp->advance_clock();
+        if (program->asynchronous) {
+          warp->pipe.assign(agents());
+          warp->pipe.seen[warps * ctas + warp->agent] = 1;
+        }
         warp->fragments.reserve(kLanes + 1);
         Fragment all;
         all.mask = warp->live;
@@ -196,7 +219,7 @@ void Launch::start_clusters() {
 
 void Launch::retire() {
   std::erase_if(resident, [](const std::unique_ptr<Cluster>& cluster) {
-    return cluster->exited == cluster->threads;
+    return cluster->exited == cluster->threads && cluster->pending == 0;
   });
   start_clusters();
 }
@@ -213,8 +236,7 @@ void Launch::report_deadlock() {
           const bool converging = f.state == FragmentState::converging;
           diverged |= converging;
           // What is tried again when the fragment wakes has its PC at the instruction itself.
-          const bool again = converging || f.waits_for == "an mbarrier";
-          const u32 at = program->code[again ? f.pc : f.pc - 1].line;
+          const u32 at = program->code[converging || f.again ? f.pc : f.pc - 1].line;
           if (line == 0) line = at;
           text += "\n  CTA (" + std::to_string(cta->index[0]) + "," +
                   std::to_string(cta->index[1]) + "," + std::to_string(cta->index[2]) + ") warp " +
@@ -240,10 +262,16 @@ void Launch::run() {
   random.seed(spec.seed);
   counts.assign(program->code.size(), 0);
   lane_counts.assign(program->code.size(), 0);
+  eagerness = kEagerness[random() % std::size(kEagerness)];
   start_clusters();
   while (!resident.empty()) {
-    if (runnable.empty()) report_deadlock();
+    if (runnable.empty() && pending.empty()) report_deadlock();
     const u64 draw = random();
+    if (!pending.empty() && (runnable.empty() || (draw >> 48 & 1023) < eagerness)) {
+      perform_one();
+      retire();
+      continue;
+    }
     const std::size_t pick = draw % runnable.size();
     Warp* warp = runnable[pick];
     runnable[pick] = runnable.back();
@@ -252,13 +280,7 @@ void Launch::run() {
     const u64 executed = warp->run((draw >> 32) % kLongestTurn + 1);
     warp->queued = false;
     instructions += executed;
-    trace = (trace ^ (u64{warp->number} << 32 | executed)) * 0x100'0000'01B3;
-    if (warp->finished) {
-      if (warp->cta->cluster->exited == warp->cta->cluster->threads) retire();
-    } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(),
-                           [](const Fragment& f) { return f.state == FragmentState::ready; })) {
-      enqueue(warp);
-    }
+    trace = (trace ^ (u64{warp->number} << 32 | executed)) * kTracePrime;
     if (instructions > spec.max_instructions) {
       throw Fault(
           FaultKind::timeout, 0,
@@ -268,6 +290,12 @@ void Launch::run() {
               (warp->fragments.empty() ? "its end"
                                        : kernel_line(program->code[warp->fragment().pc].line)) +
               "; seed " + std::to_string(spec.seed));
+    }
+    if (warp->finished) {
+      retire();
+    } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(),
+                           [](const Fragment& f) { return f.state == FragmentState::ready; })) {
+      enqueue(warp);
     }
   }
 }

@@ -341,10 +341,15 @@ class Lowerer {
     }
   }
 
-  void lower_address(const Operand& operand, Code& code, u32& next_source, int& next_address,
-                     u32 line) {
+  void lower_address(const Operand& operand, bool tensor, Code& code, u32& next_source,
+                     int& next_address, u32& next_vector, u32 line) {
     if (operand.kind != OperandKind::address) fail(line, "expected an address in brackets");
-    if (!operand.elements.empty()) fail(line, "tensor coordinates in an address");
+    if (tensor ? operand.elements.empty() || operand.elements.size() > 5
+               : !operand.elements.empty()) {
+      fail(line, tensor ? "expected [tensor map, {1 to 5 coordinates}]"
+                        : "tensor coordinates in an address");
+    }
+    if (tensor) lower_coordinates(operand, code, next_vector, line);
     const u32 source = next_source++;
     const int number = next_address++;
     code.offset[number] = operand.offset;
@@ -361,7 +366,21 @@ class Lowerer {
         code.src[source] = address_value(operand.index, 0, 32, line);
       } else {
         code.offset[number] += static_cast<i64>(address_of_variable(operand.index));
+        // The address of a tensor map is generic.
+        if (tensor && v.space == Space::param)
+          code.offset[number] += static_cast<i64>(kParamWindow);
+        if (tensor && v.space == Space::constant)
+          code.offset[number] += static_cast<i64>(kConstantWindow);
       }
+    }
+  }
+
+  void lower_coordinates(const Operand& operand, Code& code, u32& next_vector, u32 line) {
+    code.vectors[next_vector] = static_cast<u32>(program_->slots.size());
+    code.counts[next_vector++] = static_cast<u16>(operand.elements.size());
+    for (const Operand& element : operand.elements) {
+      program_->slots.push_back(value_slot(element, Type::s32, 32, false, false, line));
+      check(program_->slots.back());
     }
   }
 
@@ -445,6 +464,7 @@ class Lowerer {
     code.exec = form.row->builder(form, code);
     if (!code.exec) fail(i.line, "this combination of modifiers does not exist or is not modelled");
     // Parameters of calls are variables of the frame.
+    program_->asynchronous |= form.row->asynchronous;
     if (address_variable_ != kNoIndex && code.space == Space::param &&
         frame_.count(address_variable_))
       code.space = Space::local;
@@ -476,7 +496,7 @@ class Lowerer {
       switch (spec.kind) {
         case OperandSpec::label: lower_label(operand, code, i.line); continue;
         case OperandSpec::address:
-          lower_address(operand, code, next_source, next_address, i.line);
+          lower_address(operand, spec.tensor, code, next_source, next_address, next_vector, i.line);
           continue;
         case OperandSpec::call: continue;
         default: break;

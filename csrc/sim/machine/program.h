@@ -30,9 +30,9 @@ enum class Flow : u8 { next, branch, branch_list, end };
 struct Code {
   Exec exec = nullptr;
   u32 dst[2] = {kNoSlot, kNoSlot};
-  u32 src[5] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
+  u32 src[8] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
   u64 immediate = 0;                     // the first operand that is an integer constant
-  i64 offset[2] = {0, 0};                // of address operands
+  i64 offset[3] = {0, 0, 0};             // of address operands
   u32 guard = kNoSlot;                   // predicate
   u32 target = 0;                        // branch or call target; number of a branch list
   u32 vectors[6] = {};                   // where in Program::slots the n-th vector operand starts
@@ -159,6 +159,7 @@ struct Program {
   u32 required_block[3] = {0, 0, 0};
   u32 max_block[3] = {0, 0, 0};
   u32 required_cluster[3] = {0, 0, 0};
+  bool asynchronous = false;  // uses engines that have clocks of their own (machine/async.h)
 };
 
 // Addresses of a module's .global and .const variables, chosen when it is loaded.

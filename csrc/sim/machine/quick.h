@@ -21,7 +21,7 @@ class QuickAccess {
       base_ = (u64{cta.rank} << kRankShift) + kSharedReserved;
       size_ = cta.shared.size();
       races_ = cta.races.get();
-      epoch_ = make_epoch(warp.agent, warp.clock[warp.agent]);
+      epoch_ = make_epoch(warp.agent, warp.clocks.seen[warp.agent]);
     } else if (c.space == Space::global) {
       const Buffer* buffer = warp.launch->global->last();
       if (!buffer || !buffer->written.empty() || (writes && !buffer->writable)) return;
@@ -48,8 +48,9 @@ class QuickAccess {
     }
     if (races_) {
       for (u64 word = offset / 4; word < (offset + bytes_) / 4; ++word) {
-        const bool fine = writes_ ? races_->write_word(word, epoch_, warp_.clock, pc_)
-                                  : races_->read_word(word, warp_.agent, epoch_, warp_.clock, pc_);
+        const bool fine =
+            writes_ ? races_->write_word(word, epoch_, warp_.clocks.seen, pc_)
+                    : races_->read_word(word, warp_.agent, epoch_, warp_.clocks.seen, pc_);
         if (!fine) return nullptr;
       }
     }

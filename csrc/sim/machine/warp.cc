@@ -237,6 +237,7 @@ void Warp::exit_lanes(u32 mask) {
   yield = true;
   for (Fragment& waiting : fragments)
     if (waiting.state == FragmentState::converging) waiting.state = FragmentState::ready;
+  if (cta->exited == cta->threads) launch->check_exit(*cta);
   cta->complete_barriers();
   cta->cluster->complete_barrier();
 }
@@ -264,7 +265,20 @@ void Warp::block(std::string_view what) {
   yield = true;
 }
 
+void Warp::block_and_retry(const Code& c, std::string_view what) {
+  fragment().pc = launch->pc_of(c);
+  fragment().again = true;
+  block(what);
+}
+
+void Warp::wake_all(std::string_view what) {
+  for (Fragment& f : fragments)
+    if (f.state == FragmentState::blocked && f.waits_for == what) wake(f);
+}
+
 void Warp::wake(Fragment& f) {
+  f.again = false;
+
   f.state = FragmentState::ready;
   launch->enqueue(this);
 }

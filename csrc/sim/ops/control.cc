@@ -157,7 +157,7 @@ void barrier_lanes(Warp& w, const Code& c, u32 mask) {
             "barrier " + std::to_string(number) + " for " + std::to_string(expected) +
                 " threads gets more arrivals than that before it completes");
   }
-  if (w.launch->spec.checks.races) join(barrier.clock, w.clock);
+  if (w.launch->spec.checks.races) join(barrier.clocks, w.clocks);
   w.advance_clock();
   if (c.variant & kReduces) {
     const u32 values = w.predicate(c.src[counted ? 2 : 1]) & mask;
@@ -198,9 +198,12 @@ void cluster_arrive(Warp& w, const Code& c, u32 mask) {
   if (w.cluster_arrived == mask) w.cluster_phase = cluster.barrier.phase;
   cluster.barrier.arrived += static_cast<u32>(std::popcount(mask));
   if (c.variant & kReleases) {
-    join(cluster.barrier.clock, w.clock);
-    w.advance_clock();
+    join(cluster.barrier.clocks, w.clocks);
+  } else {
+    // A relaxed arrival orders nothing; fence.mbarrier_init before it does, for mbarriers.
+    join(cluster.barrier.clocks.inits, w.clocks.inits);
   }
+  w.advance_clock();
   cluster.complete_barrier();
 }
 
@@ -213,7 +216,7 @@ void cluster_wait(Warp& w, const Code& c, u32 mask) {
   }
   w.cluster_arrived &= ~mask;
   if (cluster.barrier.phase != w.cluster_phase) {
-    join(w.clock, cluster.barrier.clock);
+    join(w.clocks, cluster.barrier.clocks);
     return;
   }
   cluster.barrier.waiters.push_back(&w);

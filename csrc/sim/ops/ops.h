@@ -9,9 +9,11 @@ namespace jax_fp4::sim {
 #define ROW(opcode, modifiers, operands, builder, section, ptx, target) \
   Exec builder(const Form& form, Code& code);
 #define APPROX ROW
+#define ASYNC ROW
 #include "sim/isa.def"
 #undef GROUP
 #undef ROW
 #undef APPROX
+#undef ASYNC
 
 }  // namespace jax_fp4::sim

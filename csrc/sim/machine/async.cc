@@ -1,0 +1,83 @@
+// Asynchronous operations: their clocks, and when they are performed.
+#include "sim/machine/async.h"
+
+#include <algorithm>
+
+namespace jax_fp4::sim {
+
+AsyncOperation::AsyncOperation(Warp& issuer, const Code& c, int issuing_lane, Clock clock)
+    : warp(&issuer), code(&c), lane(issuing_lane), piped(clock == Clock::pipe) {
+  Cluster& cluster = *issuer.cta->cluster;
+  const u32 warps = issuer.launch->warps_of_cluster();
+  if (piped) {
+    agent = warps + issuer.agent;
+  } else {
+    const u32 slot = static_cast<u32>(issuer.launch->random() % kAsyncSlots);
+    agent = 2 * warps + slot;
+    time_ = ++cluster.slot_times[slot];
+  }
+  clocks_ = issuer.clocks;
+  issuer.advance_clock();
+}
+
+void AsyncOperation::begin() {
+  if (piped) join(warp->pipe, clocks_);
+}
+
+Accessor AsyncOperation::accessor(bool atomic) const {
+  const Clocks& clocks = piped ? warp->pipe : clocks_;
+  const u32 time = piped ? warp->pipe.seen[agent] : time_;
+  return {agent, make_epoch(agent, time), clocks, warp->launch->pc_of(*code), atomic, true};
+}
+
+Clocks AsyncOperation::released() const {
+  Clocks clocks = piped ? warp->pipe : clocks_;
+  const u32 time = piped ? clocks.seen[agent] : time_;
+  clocks.seen[agent] = clocks.fenced[agent] = time;
+  return clocks;
+}
+
+void AsyncOperation::signal(u64 address, u32 arrivals, u32 bytes) {
+  Mbarrier barrier(actor(), Space::shared_cluster, address);
+  barrier.release(released());
+  if (piped) ++warp->pipe.seen[agent];
+  if (bytes != 0) barrier.add_transactions(-i64{bytes});
+  if (arrivals != 0) barrier.arrive(arrivals);
+  barrier.settle();
+}
+
+void Launch::issue(std::unique_ptr<AsyncOperation> operation) {
+  ++operation->warp->cta->cluster->pending;
+  pending.push_back(std::move(operation));
+}
+
+// One operation, drawn at random; of a pipe the one issued first.
+void Launch::perform_one() {
+  std::size_t index = random() % pending.size();
+  if (pending[index]->piped) {
+    const Warp* pipe = pending[index]->warp;
+    index = static_cast<std::size_t>(
+        std::find_if(pending.begin(), pending.end(),
+                     [&](const auto& p) { return p->piped && p->warp == pipe; }) -
+        pending.begin());
+  }
+  const std::unique_ptr<AsyncOperation> operation = std::move(pending[index]);
+  pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(index));
+  Cluster& cluster = *operation->warp->cta->cluster;
+  operation->begin();
+  operation->perform();
+  --cluster.pending;
+  trace = (trace ^ (u64{operation->warp->number} << 32 | pc_of(*operation->code))) * kTracePrime;
+}
+
+void Launch::check_exit(const Cta& cta) {
+  for (const auto& operation : pending) {
+    if (!operation->uses(cta)) continue;
+    operation->actor().fault(FaultKind::exit,
+                             "CTA rank " + std::to_string(cta.rank) +
+                                 " exits before this asynchronous operation, which uses its "
+                                 "memory, has completed");
+  }
+}
+
+}  // namespace jax_fp4::sim

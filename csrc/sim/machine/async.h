@@ -1,0 +1,99 @@
+// Asynchronous engines: bulk copies, tensor cores and cluster launch control do their work some time
+// after the instruction that asked for it.
+//
+// An operation is performed whole, at a moment that the schedule's seed draws: between its issue and the
+// moment when nothing else can go on. Operations of one queue are performed in the order of their issue; all
+// others in any order. Bytes are read and written when the operation is performed, through the
+// asynchronous proxy (PTX ISA 8.3), with a clock of its own:
+//
+//   a slot   of the cluster, drawn at the issue, for operations that are ordered with nothing
+//   a pipe   of the issuing warp, for operations of one queue: what a pipe does is ordered with itself
+//
+// An operation knows what its issuer had seen. Who waits for its signal to an mbarrier knows what the
+// operation did; the completion is a proxy fence for that.
+#pragma once
+
+#include "sim/machine/core.h"
+
+namespace jax_fp4::sim {
+
+// Slots of a cluster. Two operations with one slot at a time hide races from each other: with
+// this many and a seeded choice another seed shows them.
+inline constexpr u32 kAsyncSlots = 64;
+
+class AsyncOperation {
+ public:
+  // Takes a slot, or the pipe of the warp, and what the warp has seen until now.
+  enum class Clock : u8 { slot, pipe };
+  AsyncOperation(Warp& warp, const Code& code, int lane, Clock clock);
+  virtual ~AsyncOperation() = default;
+  AsyncOperation(const AsyncOperation&) = delete;
+  AsyncOperation& operator=(const AsyncOperation&) = delete;
+
+  virtual void perform() = 0;
+  // Whether it reads or writes memory of the CTA, which must then not exit.
+  virtual bool uses(const Cta& cta) const = 0;
+
+  Actor actor() { return {*warp, *code, lane, this}; }
+  Accessor accessor(bool atomic) const;
+  // Bytes of a space, with the checks of access() but that of alignment.
+  u8* access(Space space, u64 address, u32 bytes, AccessKind kind) {
+    return sim::access(actor(), space, address, bytes, kind);
+  }
+  // Arrivals and complete_tx bytes at the mbarrier at a shared address of the cluster; releases.
+  void signal(u64 address, u32 arrivals, u32 bytes);
+  // Clocks that somebody who waits for the operation acquires.
+  Clocks released() const;
+
+  Warp* warp;
+  const Code* code;
+  int lane;
+  bool piped;
+  u32 agent;
+
+ private:
+  friend struct Launch;
+  void begin();  // called when it is performed
+
+  u32 time_ = 0;   // of a slot's clock
+  Clocks clocks_;  // of the issuer at the issue
+};
+
+// An mbarrier (PTX ISA 9.7.13.15): 8 bytes of shared memory, read and written there, so that a program
+// that overwrites it breaks it as on hardware. The bits are ours (the PTX ISA calls them opaque):
+//   phase 63, expected 62:43, pending 42:23, transactions 21:0 (two's complement), bit 22 set: initialised
+// A phase completes when pending and transactions are both 0; then pending = expected, phase flips.
+class Mbarrier {
+ public:
+  // Finds it; unless it is to be created, it must be live and its initialisation visible to the actor.
+  Mbarrier(const Actor& actor, Space space, u64 address, bool creates = false);
+
+  void init(u32 count);
+  void invalidate();
+  void arrive(u32 count, bool drop = false);
+  void add_transactions(i64 bytes);
+  // Completes the phase if nothing is missing, wakes who waits, and writes the object back.
+  void settle();
+
+  // What an arrival releases goes to those who see the phase complete.
+  void release(const Clocks& clocks);
+  void acquire(Warp& warp);
+
+  bool live = false;
+  u32 phase = 0, expected = 0, pending = 0;
+  i32 transactions = 0;
+  u64 bits() const;
+  static u32 phase_of(u64 bits) { return static_cast<u32>(bits >> 63); }
+  static u32 pending_of(u64 bits);
+
+ private:
+  void unpack(u64 bits);
+  void check_visible() const;
+  void store() const;
+
+  Actor actor_;
+  u64 address_;
+  u8* data_ = nullptr;
+};
+
+}  // namespace jax_fp4::sim

@@ -1,0 +1,32 @@
+// Fences (PTX ISA 9.7.13.4), as the race checker sees them: machine/async.h and checks/race.h.
+#include "sim/ops/lanes.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+// All that this warp knows of is visible to engines whose work it causes from now on.
+void fence_async(Warp& w, const Code&, u32) {
+  join(w.clocks.fenced, w.clocks.seen);
+  join(w.clocks.inits, w.clocks.seen);
+  w.advance_clock();
+}
+
+void fence_inits(Warp& w, const Code&, u32) {
+  join(w.clocks.inits, w.clocks.seen);
+  w.advance_clock();
+}
+
+void nothing(Warp&, const Code&, u32) {}
+
+}  // namespace
+
+// Within a CTA barriers order initialisations anyway.
+Exec fence(const Form& form, Code&) { return form.has("cta") ? nothing : fence_inits; }
+Exec fence_mbarrier_init(const Form&, Code&) { return fence_inits; }
+// Global memory has no clocks, so a fence for it alone orders nothing here; an acquiring fence is
+// for this warp's reads of what an engine wrote, which the completion has fenced.
+Exec fence_proxy_async(const Form& form, Code&) {
+  return form.has("global") || form.has("acquire") ? nothing : fence_async;
+}
+
+}  // namespace jax_fp4::sim

@@ -54,26 +54,34 @@ nb::dict as_dict(const sim::LaunchReport& report) {
   return d;
 }
 
-nb::dict launch(sim::Machine& machine, sim::LoadedModule& module, const std::string& entry,
-                const Size& grid, const Size& block, const Size& cluster, jax_fp4::u32 shared,
-                nb::bytes parameters, jax_fp4::u64 seed, jax_fp4::u64 max_instructions, bool races,
-                bool uninitialized) {
-  sim::LaunchSpec spec;
-  spec.grid = dim3(grid);
-  spec.block = dim3(block);
-  spec.cluster = dim3(cluster);
-  spec.dynamic_shared = shared;
-  const auto* bytes = reinterpret_cast<const jax_fp4::u8*>(parameters.c_str());
-  spec.parameters.assign(bytes, bytes + parameters.size());
-  spec.seed = seed;
-  spec.max_instructions = max_instructions;
-  spec.checks = {races, uninitialized};
-  sim::LaunchReport report;
+// (module, entry, grid, block, cluster, dynamic shared memory, parameters, seed) of a grid.
+using Request = std::tuple<sim::LoadedModule*, std::string, Size, Size, Size, jax_fp4::u32,
+                           nb::bytes, jax_fp4::u64>;
+
+nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
+                jax_fp4::u64 max_instructions, bool races, bool uninitialized) {
+  std::vector<sim::LaunchRequest> requests;
+  for (const auto& [module, entry, grid, block, cluster, shared, parameters, seed] : grids) {
+    sim::LaunchSpec spec;
+    spec.grid = dim3(grid);
+    spec.block = dim3(block);
+    spec.cluster = dim3(cluster);
+    spec.dynamic_shared = shared;
+    const auto* bytes = reinterpret_cast<const jax_fp4::u8*>(parameters.c_str());
+    spec.parameters.assign(bytes, bytes + parameters.size());
+    spec.seed = seed;
+    spec.max_instructions = max_instructions;
+    spec.checks = {races, uninitialized};
+    requests.push_back({module, entry, std::move(spec)});
+  }
+  std::vector<sim::LaunchReport> reports;
   {
     nb::gil_scoped_release release;
-    report = machine.launch(module, entry, std::move(spec));
+    reports = machine.launch_chain(requests);
   }
-  return as_dict(report);
+  nb::list result;
+  for (const sim::LaunchReport& report : reports) result.append(as_dict(report));
+  return result;
 }
 
 }  // namespace
@@ -99,9 +107,7 @@ NB_MODULE(_sim, m) {
           "unmap",
           [](sim::Machine& machine, jax_fp4::u64 address) { machine.global().unmap(address); },
           nb::arg("address"))
-      .def("launch", &launch, nb::arg("module"), nb::arg("entry"), nb::arg("grid"),
-           nb::arg("block"), nb::arg("cluster"), nb::arg("shared"), nb::arg("parameters"),
-           nb::arg("seed"), nb::arg("max_instructions"), nb::arg("races"),
+      .def("launch", &launch, nb::arg("grids"), nb::arg("max_instructions"), nb::arg("races"),
            nb::arg("uninitialized"));
   m.def("count_forms", &sim::count_forms);
   m.def("unreached_forms", [] {

@@ -10,6 +10,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "sim/machine/chain.h"
 #include "sim/ptx/lexer.h"
 #include "sim/ptx/parser.h"
 
@@ -228,34 +229,51 @@ LoadedModule& Machine::load(std::string source) {
 }
 
 LaunchReport Machine::launch(LoadedModule& module, const std::string& entry, LaunchSpec spec) {
-  const Program* program = module.find(entry);
-  if (!program) {
-    std::string known;
-    for (const std::string& name : module.entries()) known += (known.empty() ? "" : ", ") + name;
-    refuse("entry '" + entry + "' is not in the module; it has: " + known);
+  return launch_chain({{&module, entry, std::move(spec)}}).front();
+}
+
+std::vector<LaunchReport> Machine::launch_chain(const std::vector<LaunchRequest>& requests) {
+  std::vector<std::unique_ptr<Launch>> launches;
+  std::vector<Launch*> grids;
+  for (const LaunchRequest& request : requests) {
+    const Program* program = request.module->find(request.entry);
+    if (!program) {
+      std::string known;
+      for (const std::string& name : request.module->entries())
+        known += (known.empty() ? "" : ", ") + name;
+      refuse("entry '" + request.entry + "' is not in the module; it has: " + known);
+    }
+    auto launch = std::make_unique<Launch>();
+    launch->program = program;
+    launch->spec = request.spec;
+    if (program->required_cluster[0] != 0 && launch->spec.cluster.count() == 1)
+      launch->spec.cluster = {program->required_cluster[0], program->required_cluster[1],
+                              program->required_cluster[2]};
+    check_launch(*program, *this, launch->spec);
+    launch->global = &global_;
+    launch->constant = &request.module->constants();
+    grids.push_back(launch.get());
+    launches.push_back(std::move(launch));
   }
-  if (program->required_cluster[0] != 0 && spec.cluster.count() == 1)
-    spec.cluster = {program->required_cluster[0], program->required_cluster[1],
-                    program->required_cluster[2]};
-  check_launch(*program, *this, spec);
-  Launch launch;
-  launch.program = program;
-  launch.spec = std::move(spec);
-  launch.global = &global_;
-  launch.constant = &module.constants();
   std::optional<LaunchFault> fault;
+  const Launch* faulty = nullptr;
   {
     const DefaultFloatingPoint guard;
     try {
-      launch.run();
+      Chain(grids).run();
     } catch (const Fault& f) {
       fault = LaunchFault{std::string(name_of_fault(f.kind)), f.line, f.what()};
+      faulty = f.launch;
     }
   }
-  record_coverage(launch);
-  LaunchReport report = make_report(launch);
-  report.fault = std::move(fault);
-  return report;
+  std::vector<LaunchReport> reports;
+  for (const auto& launch : launches) {
+    if (launch->started) record_coverage(*launch);
+    reports.push_back(make_report(*launch));
+    if (launch.get() == faulty || (fault && !faulty && launch == launches.front()))
+      reports.back().fault = fault;
+  }
+  return reports;
 }
 
 std::vector<UnreachedForm> unreached_forms() {

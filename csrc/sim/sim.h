@@ -57,6 +57,13 @@ struct UnreachedForm {
   std::string opcode, modifiers, operands, alternative;
 };
 
+// One grid of a chain.
+struct LaunchRequest {
+  LoadedModule* module;
+  std::string entry;
+  LaunchSpec spec;
+};
+
 class Machine {
  public:
   // `sm`: "100a", "103a", "120a", "90", ...
@@ -73,6 +80,9 @@ class Machine {
   // Throws std::invalid_argument where the launch itself is wrong; what goes wrong inside is a fault of
   // the report.
   LaunchReport launch(LoadedModule& module, const std::string& entry, LaunchSpec spec);
+  // Grids in the order of a stream, each launched with the programmatic stream serialization
+  // attribute (machine/chain.h). After a fault the reports hold what was done until then.
+  std::vector<LaunchReport> launch_chain(const std::vector<LaunchRequest>& requests);
 
  private:
   void place_variables(LoadedModule& loaded);

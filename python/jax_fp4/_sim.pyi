@@ -15,18 +15,11 @@ class Machine:
     def unmap(self, address: int) -> None: ...
     def launch(
         self,
-        module: Module,
-        entry: str,
-        grid: _Size,
-        block: _Size,
-        cluster: _Size,
-        shared: int,
-        parameters: bytes,
-        seed: int,
+        grids: list[tuple[Module, str, _Size, _Size, _Size, int, bytes, int]],
         max_instructions: int,
         races: bool,
         uninitialized: bool,
-    ) -> dict[str, Any]: ...
+    ) -> list[dict[str, Any]]: ...
 
 def count_forms() -> int: ...
 def unreached_forms() -> list[tuple[str, str, str, str]]: ...

@@ -105,6 +105,20 @@ class Parameter:
     is_array: bool
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and everything it is launched with. Made by `Module.prepare`."""
+
+    module: Module
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem: int
+    args: tuple[Any, ...]
+    seed: int
+
+
 class Machine:
     """A GPU with global memory of its own.
 
@@ -136,6 +150,47 @@ class Machine:
             return Module(self, self._native.load(ptx))
         except RuntimeError as error:
             raise PtxError(str(error)) from None
+
+    def run(
+        self, launches: Sequence[Launch], max_instructions: int = _DEFAULT_BUDGET
+    ) -> list[Report]:
+        """Runs grids as a stream does that got them with programmatic stream serialization.
+
+        A grid may start when every CTA of the one before has executed
+        `griddepcontrol.launch_dependents` or has exited; global accesses that no
+        `griddepcontrol.wait` orders after those of earlier grids are reported.
+
+        Args:
+            launches: in order.
+            max_instructions: of each; a launch that executes more ends as a timeout.
+
+        Returns:
+            What each launch did.
+
+        Raises:
+            SimulationError: if a kernel did what it must not do; its report is that kernel's.
+            ValueError: if a launch itself is wrong.
+        """
+        mapped: dict[int, int] = {}  # device addresses by host address
+        try:
+            grids = [
+                (x.module._native, x.entry, x.grid, x.block, x.cluster, x.smem,
+                 x.module._pack(x.entry, x.args, mapped), x.seed)
+                for x in launches
+            ]  # fmt: skip
+            raw = self._native.launch(
+                grids, max_instructions, self._checks.races, self._checks.uninitialized
+            )
+        finally:
+            for address in mapped.values():
+                self._native.unmap(address)
+        faults = [one.pop("fault") for one in raw]
+        reports = [Report(**one) for one in raw]
+        for fault, report in zip(faults, reports, strict=True):
+            if fault is not None:
+                kind, line, message = fault
+                raise SimulationError(kind, line, message, report)
+        return reports
 
     def empty(self, shape: Size, dtype: Any) -> np.ndarray:
         """An array that counts as not written, until kernels write it.
@@ -232,28 +287,43 @@ class Module:
             SimulationError: if the kernel did what it must not do.
             ValueError: if the launch itself is wrong.
         """
-        mapped: list[int] = []
-        machine = self._machine
-        try:
-            parameters = self._pack(entry, args, mapped)
-            raw = machine._native.launch(
-                self._native, entry, _size(grid), _size(block), _size(cluster), smem, parameters,
-                machine._seed if seed is None else seed, max_instructions, machine._checks.races,
-                machine._checks.uninitialized,
-            )  # fmt: skip
-        finally:
-            for address in mapped:
-                machine._native.unmap(address)
-        fault = raw.pop("fault")
-        report = Report(**raw)
-        if fault is not None:
-            kind, line, message = fault
-            raise SimulationError(kind, line, message, report)
-        return report
+        launch = self.prepare(entry, grid, block, cluster, smem, args, seed)
+        return self._machine.run([launch], max_instructions=max_instructions)[0]
 
-    def _pack(self, entry: str, args: Sequence[Any], mapped: list[int]) -> bytes:
+    def prepare(
+        self,
+        entry: str,
+        grid: Size,
+        block: Size,
+        cluster: Size = 1,
+        smem: int = 0,
+        args: Sequence[Any] = (),
+        seed: int | None = None,
+    ) -> Launch:
+        """A launch for `Machine.run`; the arguments are those of `launch`.
+
+        Args:
+            entry: name of the kernel.
+            grid: CTAs in x, y, z.
+            block: threads of a CTA.
+            cluster: CTAs of a cluster.
+            smem: bytes of dynamic shared memory.
+            args: one for each parameter.
+            seed: of the schedule.
+
+        Returns:
+            The launch.
+
+        Raises:
+            ValueError: if the entry does not exist or an argument does not fit.
+        """
         if entry not in self.entries:
             raise ValueError(f"entry: {entry!r} is not in the module; it has {self.entries}")
+        seed = self._machine._seed if seed is None else seed
+        sizes = (_size(grid), _size(block), _size(cluster))
+        return Launch(self, entry, *sizes, smem, tuple(args), seed)
+
+    def _pack(self, entry: str, args: Sequence[Any], mapped: dict[int, int]) -> bytes:
         parameters = self.parameters(entry)
         if len(args) != len(parameters):
             names = ", ".join(f"{p.name}: {p.type}" for p in parameters)
@@ -266,7 +336,7 @@ class Module:
             block[p.offset : p.offset + p.bytes] = self._value(p, arg, mapped)
         return bytes(block)
 
-    def _value(self, p: Parameter, arg: Any, mapped: list[int]) -> bytes:
+    def _value(self, p: Parameter, arg: Any, mapped: dict[int, int]) -> bytes:
         if isinstance(arg, bytes | bytearray):
             if len(arg) != p.bytes:
                 raise ValueError(f"args: {p.name!r} has {p.bytes} bytes, got {len(arg)}")
@@ -280,7 +350,7 @@ class Module:
         except struct.error as error:
             raise ValueError(f"args: {p.name!r} is a {p.type}, got {arg!r}: {error}") from None
 
-    def _device_address(self, p: Parameter, array: np.ndarray, mapped: list[int]) -> int:
+    def _device_address(self, p: Parameter, array: np.ndarray, mapped: dict[int, int]) -> int:
         if p.bytes != 8 or p.is_array:
             raise ValueError(f"args: {p.name!r} is {p.type}, which is no pointer; got an array")
         if not array.flags.c_contiguous:
@@ -289,9 +359,11 @@ class Module:
         known = self._machine._buffers.get(key)
         if known is not None:
             return known[1]
-        address = self._machine._native.map(p.name, key, array.nbytes, array.flags.writeable, True)
-        mapped.append(address)
-        return address
+        if key not in mapped:
+            mapped[key] = self._machine._native.map(
+                p.name, key, array.nbytes, array.flags.writeable, True
+            )
+        return mapped[key]
 
 
 def count_forms() -> int:

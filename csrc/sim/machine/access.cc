@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "sim/machine/async.h"
+#include "sim/machine/chain.h"
 
 namespace jax_fp4::sim {
 namespace {
@@ -67,6 +68,8 @@ u8* global_access(const Target& t) {
     t.fail(FaultKind::out_of_bounds, "global", why);
   }
   const u64 offset = t.address - buffer->base;
+  if (GlobalOrder* order = t.actor.warp.launch->order)
+    order->access(t.actor, t.address, t.bytes, writes(t.kind));
   if (writes(t.kind) && !buffer->writable)
     t.fail(FaultKind::read_only, "global", "changes '" + buffer->name + "', which is read only");
   t.initialise(buffer->written.empty() ? nullptr : buffer->written.data() + offset, "global");

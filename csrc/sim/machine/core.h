@@ -54,11 +54,14 @@ enum class FaultKind : u8 {
 };
 std::string_view name_of_fault(FaultKind kind);
 
+struct Launch;
+
 // Ends a launch; `what()` is the whole report.
 class Fault : public std::runtime_error {
  public:
-  Fault(FaultKind kind, u32 line, const std::string& text)
-      : std::runtime_error(text), kind(kind), line(line) {}
+  Fault(const Launch* launch, FaultKind kind, u32 line, const std::string& text)
+      : std::runtime_error(text), launch(launch), kind(kind), line(line) {}
+  const Launch* launch;
   FaultKind kind;
   u32 line;
 };
@@ -83,6 +86,7 @@ struct Cta;
 struct Cluster;
 struct Launch;
 class AsyncOperation;
+class GlobalOrder;
 
 // A cp.async that has been issued and not done.
 struct AsyncCopy {
@@ -207,7 +211,9 @@ struct Cta {
   NamedBarrier barriers[kNamedBarriers];
   u32 threads = 0;
   u32 exited = 0;
+  bool triggered = false;  // has executed griddepcontrol.launch_dependents, or has exited
 
+  void trigger();
   void complete_barriers();
   bool complete(NamedBarrier& barrier);
 };
@@ -228,6 +234,7 @@ struct MbarrierRecord {
 
 // What a fragment waits for, where asynchronous operations end the wait.
 inline constexpr std::string_view kWaitsForMbarrier = "an mbarrier";
+inline constexpr std::string_view kWaitsForGrids = "the grids before this one";
 
 struct Cluster {
   u32 index[3] = {0, 0, 0};
@@ -287,8 +294,20 @@ struct Launch {
   std::set<std::pair<u64, u64>> warned;
   u64 next_cluster = 0;
   u32 warps_started = 0;
+  // Of the chain (machine/chain.h): the grid's place in it, the grid before, who used global memory.
+  u32 number = 0;
+  Launch* before = nullptr;
+  GlobalOrder* order = nullptr;
+  bool started = false;
+  u64 triggered_ctas = 0;
+  bool overlaps = false;  // it, or a grid before it, has let the next one start early
 
-  void run();
+  void start();
+  bool can_step() const { return !runnable.empty() || !pending.empty(); }
+  void step();  // one turn of a warp, or one asynchronous operation
+  bool finished() const { return started && resident.empty(); }
+  bool all_triggered() const { return triggered_ctas == spec.grid.count(); }
+  [[noreturn]] void report_deadlock();
   void enqueue(Warp* warp);
   void issue(std::unique_ptr<AsyncOperation> operation);
   // Reports operations that still use the memory of a CTA that has exited.
@@ -299,6 +318,7 @@ struct Launch {
   u32 pc_of(const Code& c) const { return static_cast<u32>(&c - program->code.data()); }
   u32 warps_of_cluster() const;
   u32 agents() const;  // of a cluster
+  u32 prerequisite_agent() const { return agents() - 1; }
 
   Launch();
   ~Launch();
@@ -307,7 +327,6 @@ struct Launch {
   void perform_one();
   void start_clusters();
   void retire();
-  [[noreturn]] void report_deadlock();
 };
 
 std::string describe_lanes(u32 mask);

@@ -5,6 +5,11 @@
 
 namespace jax_fp4::sim {
 
+void Cta::trigger() {
+  if (!triggered) ++launch->triggered_ctas;
+  triggered = true;
+}
+
 // Completes the barrier if everybody it waits for has arrived. Lanes that have exited count as
 // arrived where the barrier is for the whole CTA.
 bool Cta::complete(NamedBarrier& barrier) {

@@ -33,7 +33,8 @@ u32 Launch::warps_of_cluster() const {
 
 u32 Launch::agents() const {
   const u32 warps = warps_of_cluster();
-  return program->asynchronous ? 2 * warps + kAsyncSlots : warps;
+  // The last one stands for the grids before this one.
+  return (program->asynchronous ? 2 * warps + kAsyncSlots : warps) + (before ? 1 : 0);
 }
 
 std::string_view name_of_fault(FaultKind kind) {
@@ -199,6 +200,7 @@ void Launch::start_clusters() {
         warp->local_written.assign(std::size_t{program->local_bytes} * kLanes, 0);
         warp->clocks.assign(agents());
         warp->advance_clock();
+        if (before && !before->overlaps) warp->clocks.seen[prerequisite_agent()] = 1;
         if (program->asynchronous) {
           warp->pipe.assign(agents());
           warp->pipe.seen[warps * ctas + warp->agent] = 1;
@@ -254,49 +256,51 @@ void Launch::report_deadlock() {
       }
     }
   }
-  throw Fault(diverged ? FaultKind::divergence : FaultKind::deadlock, line,
+  throw Fault(this, diverged ? FaultKind::divergence : FaultKind::deadlock, line,
               text + "\n  in kernel '" + program->entry + "'; seed " + std::to_string(spec.seed));
 }
 
-void Launch::run() {
+void Launch::start() {
+  started = true;
+  overlaps = before && before->overlaps;
   random.seed(spec.seed);
   counts.assign(program->code.size(), 0);
   lane_counts.assign(program->code.size(), 0);
   eagerness = kEagerness[random() % std::size(kEagerness)];
   start_clusters();
-  while (!resident.empty()) {
-    if (runnable.empty() && pending.empty()) report_deadlock();
-    const u64 draw = random();
-    if (!pending.empty() && (runnable.empty() || (draw >> 48 & 1023) < eagerness)) {
-      perform_one();
-      retire();
-      continue;
-    }
-    const std::size_t pick = draw % runnable.size();
-    Warp* warp = runnable[pick];
-    runnable[pick] = runnable.back();
-    runnable.pop_back();
-    // It stays marked as queued while it runs: it may wake itself.
-    const u64 executed = warp->run((draw >> 32) % kLongestTurn + 1);
-    warp->queued = false;
-    instructions += executed;
-    trace = (trace ^ (u64{warp->number} << 32 | executed)) * kTracePrime;
-    if (instructions > spec.max_instructions) {
-      throw Fault(
-          FaultKind::timeout, 0,
-          "timeout: more than " + std::to_string(spec.max_instructions) +
-              " warp instructions in kernel '" + program->entry + "'; warp " +
-              std::to_string(warp->id) + " was at " +
-              (warp->fragments.empty() ? "its end"
-                                       : kernel_line(program->code[warp->fragment().pc].line)) +
-              "; seed " + std::to_string(spec.seed));
-    }
-    if (warp->finished) {
-      retire();
-    } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(),
-                           [](const Fragment& f) { return f.state == FragmentState::ready; })) {
-      enqueue(warp);
-    }
+}
+
+void Launch::step() {
+  const u64 draw = random();
+  if (!pending.empty() && (runnable.empty() || (draw >> 48 & 1023) < eagerness)) {
+    perform_one();
+    retire();
+    return;
+  }
+  const std::size_t pick = draw % runnable.size();
+  Warp* warp = runnable[pick];
+  runnable[pick] = runnable.back();
+  runnable.pop_back();
+  // It stays marked as queued while it runs: it may wake itself.
+  const u64 executed = warp->run((draw >> 32) % kLongestTurn + 1);
+  warp->queued = false;
+  instructions += executed;
+  trace = (trace ^ (u64{warp->number} << 32 | executed)) * kTracePrime;
+  if (instructions > spec.max_instructions) {
+    throw Fault(
+        this, FaultKind::timeout, 0,
+        "timeout: more than " + std::to_string(spec.max_instructions) +
+            " warp instructions in kernel '" + program->entry + "'; warp " +
+            std::to_string(warp->id) + " was at " +
+            (warp->fragments.empty() ? "its end"
+                                     : kernel_line(program->code[warp->fragment().pc].line)) +
+            "; seed " + std::to_string(spec.seed));
+  }
+  if (warp->finished) {
+    retire();
+  } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(),
+                         [](const Fragment& f) { return f.state == FragmentState::ready; })) {
+    enqueue(warp);
   }
 }
 

@@ -22,7 +22,7 @@ class QuickAccess {
       size_ = cta.shared.size();
       races_ = cta.races.get();
       epoch_ = make_epoch(warp.agent, warp.clocks.seen[warp.agent]);
-    } else if (c.space == Space::global) {
+    } else if (c.space == Space::global && !warp.launch->order) {
       const Buffer* buffer = warp.launch->global->last();
       if (!buffer || !buffer->written.empty() || (writes && !buffer->writable)) return;
       data_ = buffer->data;

@@ -40,7 +40,7 @@ std::string Warp::where(const Code& c, int lane) const {
 }
 
 void Warp::fault(const Code& c, int lane, FaultKind kind, const std::string& message) {
-  throw Fault(kind, c.line,
+  throw Fault(launch, kind, c.line,
               std::string(name_of_fault(kind)) + ": " + message + "\n  " + where(c, lane));
 }
 
@@ -237,7 +237,10 @@ void Warp::exit_lanes(u32 mask) {
   yield = true;
   for (Fragment& waiting : fragments)
     if (waiting.state == FragmentState::converging) waiting.state = FragmentState::ready;
-  if (cta->exited == cta->threads) launch->check_exit(*cta);
+  if (cta->exited == cta->threads) {
+    launch->check_exit(*cta);
+    cta->trigger();
+  }
   cta->complete_barriers();
   cta->cluster->complete_barrier();
 }

@@ -223,6 +223,22 @@ void cluster_wait(Warp& w, const Code& c, u32 mask) {
   w.block("the cluster barrier");
 }
 
+// ---- Programmatic dependent launch
+
+void grid_wait(Warp& w, const Code& c, u32) {
+  for (const Launch* grid = w.launch->before; grid; grid = grid->before) {
+    if (grid->finished()) continue;
+    w.block_and_retry(c, kWaitsForGrids);
+    return;
+  }
+  if (w.launch->before) w.clocks.seen[w.launch->prerequisite_agent()] = 1;
+}
+
+void grid_trigger(Warp& w, const Code&, u32) {
+  w.launch->overlaps = true;
+  w.cta->trigger();
+}
+
 }  // namespace
 
 Exec bra(const Form&, Code&) { return branch_lanes; }
@@ -232,6 +248,7 @@ Exec ret(const Form&, Code&) { return return_lanes; }
 Exec exit_op(const Form&, Code&) { return exit_lanes; }
 Exec trap(const Form&, Code&) { return trap_lanes; }
 Exec hint(const Form&, Code&) { return nothing; }
+Exec griddepcontrol(const Form& form, Code&) { return form.has("wait") ? grid_wait : grid_trigger; }
 Exec nanosleep(const Form&, Code&) { return give_up_turn; }
 Exec read_special(const Form&, Code&) { return read_special_lanes; }
 

@@ -21,5 +21,17 @@ class Machine:
         uninitialized: bool,
     ) -> list[dict[str, Any]]: ...
 
+def tensor_map(
+    address: int,
+    data_type: int,
+    dims: list[int],
+    strides: list[int],
+    box: list[int],
+    element_strides: list[int],
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    oob_fill: int,
+) -> bytes: ...
 def count_forms() -> int: ...
 def unreached_forms() -> list[tuple[str, str, str, str]]: ...

@@ -119,6 +119,10 @@ void check_launch(const Program& program, const Machine& machine, const LaunchSp
   if (differs(program.required_cluster, cluster))
     refuse("cluster " + text(cluster) + ": '" + program.entry + "' requires " +
            wanted(program.required_cluster) + " (.reqnctapercluster)");
+  if (program.cta_group == 2 && cluster.count() % 2 != 0) {
+    refuse("cluster " + text(cluster) + ": '" + program.entry +
+           "' uses .cta_group::2, which needs clusters with an even number of CTAs");
+  }
   const u64 shared = program.static_shared_bytes + u64{spec.dynamic_shared};
   if (shared > machine.shared_limit())
     refuse("'" + program.entry + "' needs " + std::to_string(shared) +

@@ -45,8 +45,8 @@ inline void join(Clocks& into, const Clocks& from) {
   join(into.inits, from.inits);
 }
 
-// agent << 20 | clock; 0: never. Agents: at most 16 * 32 warps of a cluster and as many of their
-// tensor pipes, and the slots of asynchronous operations.
+// agent << 20 | clock; 0: never. Agents: at most 16 * 32 warps of a cluster, as many of their tensor pipes
+// and of their loads from and stores to tensor memory, and the slots of asynchronous operations.
 using Epoch = u32;
 inline constexpr u32 kClockBits = 20;
 inline constexpr u32 kMaxClock = (1u << kClockBits) - 1;

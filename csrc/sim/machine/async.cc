@@ -71,6 +71,7 @@ void Launch::perform_one() {
 }
 
 void Launch::check_exit(const Cta& cta) {
+  check_tensor_exit(cta);
   for (const auto& operation : pending) {
     if (!operation->uses(cta)) continue;
     operation->actor().fault(FaultKind::exit,

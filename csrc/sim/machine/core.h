@@ -51,6 +51,7 @@ enum class FaultKind : u8 {
   mbarrier,
   proxy,
   exit,
+  tensor_memory,
 };
 std::string_view name_of_fault(FaultKind kind);
 
@@ -115,7 +116,8 @@ struct Warp {
   std::vector<u8> local;  // lane after lane, Program::local_bytes each
   std::vector<u8> local_written;
   Clocks clocks;
-  Clocks pipe;  // of its tensor pipe (machine/async.h)
+  Clocks pipe;                              // of its tensor pipe (machine/async.h)
+  u32 tensor_loads = 0, tensor_stores = 0;  // tcgen05.ld and .st that it has issued
   std::vector<AsyncCopy> copies;
   std::array<u32, kLanes> copy_groups{};  // committed by each lane
   std::vector<Fragment> fragments;
@@ -206,7 +208,7 @@ struct Cta {
   u32 sm = 0;
   std::vector<u8> shared, shared_written;
   std::unique_ptr<RaceChecker> races;
-  std::unique_ptr<TensorMemory> tensor;  // made by the first allocation
+  std::unique_ptr<TensorMemory> tensor;  // where the program uses it
   std::vector<std::unique_ptr<Warp>> warps;
   NamedBarrier barriers[kNamedBarriers];
   u32 threads = 0;
@@ -235,6 +237,10 @@ struct MbarrierRecord {
 // What a fragment waits for, where asynchronous operations end the wait.
 inline constexpr std::string_view kWaitsForMbarrier = "an mbarrier";
 inline constexpr std::string_view kWaitsForGrids = "the grids before this one";
+// What a fragment waits for at tcgen05.alloc and .dealloc.
+inline constexpr std::string_view kWaitsForTensorMemory = "columns of tensor memory to be free";
+inline constexpr std::string_view kWaitsForPeer =
+    "the same instruction in the other CTA of its pair";
 
 struct Cluster {
   u32 index[3] = {0, 0, 0};
@@ -310,14 +316,19 @@ struct Launch {
   [[noreturn]] void report_deadlock();
   void enqueue(Warp* warp);
   void issue(std::unique_ptr<AsyncOperation> operation);
-  // Reports operations that still use the memory of a CTA that has exited.
+  // Reports what still uses the memory of a CTA that has exited, and tensor memory that it holds.
   void check_exit(const Cta& cta);
+  void check_tensor_exit(const Cta& cta) const;
   void warn(u64 key_a, u64 key_b, const std::function<std::string()>& text);
   u32 shared_bytes() const;  // of a CTA, without the reserved part
   std::string kernel_line(u32 line) const;
   u32 pc_of(const Code& c) const { return static_cast<u32>(&c - program->code.data()); }
+  // Agents of a cluster in the race checker: its warps, their tensor pipes, slots of asynchronous operations, and
+  // what each warp loads from and stores to tensor memory.
   u32 warps_of_cluster() const;
-  u32 agents() const;  // of a cluster
+  u32 first_tensor_load() const;
+  u32 first_tensor_store() const { return first_tensor_load() + warps_of_cluster(); }
+  u32 agents() const;
   u32 prerequisite_agent() const { return agents() - 1; }
 
   Launch();

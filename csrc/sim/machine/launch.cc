@@ -31,10 +31,14 @@ u32 Launch::warps_of_cluster() const {
   return static_cast<u32>((spec.block.count() + kLanes - 1) / kLanes * spec.cluster.count());
 }
 
+u32 Launch::first_tensor_load() const { return 2 * warps_of_cluster() + kAsyncSlots; }
+
 u32 Launch::agents() const {
   const u32 warps = warps_of_cluster();
-  // The last one stands for the grids before this one.
-  return (program->asynchronous ? 2 * warps + kAsyncSlots : warps) + (before ? 1 : 0);
+  u32 count = warps;
+  if (program->asynchronous) count = first_tensor_load();
+  if (program->tensor_memory) count += 2 * warps;
+  return count + (before ? 1 : 0);  // the last one stands for the grids before this one
 }
 
 std::string_view name_of_fault(FaultKind kind) {
@@ -53,7 +57,8 @@ std::string_view name_of_fault(FaultKind kind) {
                                          "argument",
                                          "mbarrier",
                                          "proxy",
-                                         "exit"};
+                                         "exit",
+                                         "tensor-memory"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -179,6 +184,7 @@ void Launch::start_clusters() {
       cta->shared_written.assign(shared_bytes(), 0);
       if (spec.checks.races && (warps * ctas > 1 || program->asynchronous) && shared_bytes() > 0)
         cta->races = std::make_unique<RaceChecker>(shared_bytes());
+      if (program->tensor_memory) cta->tensor = std::make_unique<TensorMemory>(spec.checks.races);
       for (u32 w = 0; w < warps; ++w) {
         auto warp = std::make_unique<Warp>();
         warp->launch = this;

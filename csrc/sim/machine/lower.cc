@@ -463,8 +463,9 @@ class Lowerer {
     }
     code.exec = form.row->builder(form, code);
     if (!code.exec) fail(i.line, "this combination of modifiers does not exist or is not modelled");
-    // Parameters of calls are variables of the frame.
     program_->asynchronous |= form.row->asynchronous;
+    if (i.opcode == "tcgen05") check_cta_group(i, form);
+    // Parameters of calls are variables of the frame.
     if (address_variable_ != kNoIndex && code.space == Space::param &&
         frame_.count(address_variable_))
       code.space = Space::local;
@@ -482,6 +483,21 @@ class Lowerer {
     code.form = static_cast<u32>(program_->forms.size());
     program_->forms.push_back(std::move(form));
     program_->code.push_back(code);
+  }
+
+  // One kernel uses one CTA group (PTX ISA 9.7.16).
+  void check_cta_group(const Instruction& i, const Form& form) {
+    program_->tensor_memory = true;
+    const u32 group = form.has("cta_group::1") ? 1 : form.has("cta_group::2") ? 2 : 0;
+    if (group == 0) return;
+    if (program_->cta_group != 0 && group != program_->cta_group) {
+      fail(i.line, "the tcgen05 instructions of a kernel have one .cta_group; it is " +
+                       std::to_string(program_->cta_group) + " at line " +
+                       std::to_string(cta_group_line_) + ": " +
+                       std::string(line_text(module_.source, cta_group_line_)));
+    }
+    if (program_->cta_group == 0) cta_group_line_ = i.line;
+    program_->cta_group = group;
   }
 
   void lower_operands(const Instruction& i, const Form& form, Code& code) {
@@ -628,6 +644,7 @@ class Lowerer {
   const Function* function_ = nullptr;
   std::vector<u32> checks_, marks_;
   u32 address_variable_ = kNoIndex;
+  u32 cta_group_line_ = 0;
   u32 scratch_ = 0, scratch_predicate_ = 0;
 };
 

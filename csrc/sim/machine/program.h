@@ -159,7 +159,9 @@ struct Program {
   u32 required_block[3] = {0, 0, 0};
   u32 max_block[3] = {0, 0, 0};
   u32 required_cluster[3] = {0, 0, 0};
-  bool asynchronous = false;  // uses engines that have clocks of their own (machine/async.h)
+  u32 cta_group = 0;           // of its tcgen05 instructions; 0: none says one
+  bool tensor_memory = false;  // uses tensor memory
+  bool asynchronous = false;   // uses engines that have clocks of their own (machine/async.h)
 };
 
 // Addresses of a module's .global and .const variables, chosen when it is loaded.

@@ -1,4 +1,4 @@
-// Tensor memory: allocation marks, and the checks of an access.
+// Tensor memory: allocation, and the checks of an access.
 #include "sim/machine/tensor_memory.h"
 
 #include <algorithm>
@@ -11,47 +11,93 @@ namespace {
 
 constexpr u32 kPoison = 0xCCCC'CCCC;
 
+std::string columns_text(u32 column, u32 columns) {
+  return "columns " + std::to_string(column) + "-" + std::to_string(column + columns - 1);
+}
+
 std::string describe(TensorMemory::Use use, u32 lane, u32 lanes, u32 column, u32 columns) {
   return std::string(use == TensorMemory::Use::write ? "write" : "read") +
          " of tensor memory, lanes " + std::to_string(lane) + "-" +
-         std::to_string(lane + lanes - 1) + ", columns " + std::to_string(column) + "-" +
-         std::to_string(column + columns - 1);
+         std::to_string(lane + lanes - 1) + ", " + columns_text(column, columns);
 }
 
 }  // namespace
 
-TensorMemory::TensorMemory()
+TensorMemory::TensorMemory(bool checks_races)
     : words_(std::size_t{kTensorLanes} * kTensorColumns, kPoison),
       written_(words_.size(), 0),
-      owned_(kTensorColumns, 0) {}
-
-void TensorMemory::allocate(u32 column, u32 columns, bool checks_races) {
-  if (checks_races && !races_) {
+      released_(kTensorColumns, nullptr) {
+  if (checks_races) {
     races_ =
         std::make_unique<RaceChecker>(u64{kTensorLanes / kTensorLaneGroup} * kTensorColumns * 4);
   }
-  std::fill_n(owned_.begin() + column, columns, u8{1});
+}
+
+bool TensorMemory::is_free(u32 column, u32 columns) const {
+  return std::none_of(allocations_.begin(), allocations_.end(), [&](const TensorAllocation& a) {
+    return a.column < column + columns && column < a.column + a.columns;
+  });
+}
+
+const TensorAllocation* TensorMemory::find(u32 column) const {
+  const auto found =
+      std::find_if(allocations_.begin(), allocations_.end(), [&](const TensorAllocation& a) {
+        return column >= a.column && column - a.column < a.columns;
+      });
+  return found == allocations_.end() ? nullptr : &*found;
+}
+
+std::string TensorMemory::release_text(const Launch& launch, u32 column) const {
+  const Code* code = column < kTensorColumns ? released_[column] : nullptr;
+  return code ? "; it was released at " + launch.kernel_line(code->line) : "";
+}
+
+void TensorMemory::allocate(const Actor& actor, u32 column, u32 columns) {
+  // Whoever gets columns comes after those who have released them.
+  join(actor.warp.clocks, released_clocks_);
   for (u32 l = 0; l < kTensorLanes; ++l) {
     std::fill_n(lane(l) + column, columns, kPoison);
     std::fill_n(written_.begin() + std::size_t{l} * kTensorColumns + column, columns, u8{0});
   }
+  const RaceConflict conflict =
+      record(actor.accessor(false), Use::write, 0, kTensorLanes, column, columns);
+  if (conflict.found)
+    report_conflict(actor, conflict, false, "allocation of " + columns_text(column, columns));
+  allocations_.push_back({column, columns, &actor.warp, &actor.code});
+  largest = columns;
 }
 
-void TensorMemory::release(u32 column, u32 columns) {
-  std::fill_n(owned_.begin() + column, columns, u8{0});
+void TensorMemory::release(const Actor& actor, const TensorAllocation& allocation) {
+  const u32 column = allocation.column, columns = allocation.columns;
+  const RaceConflict conflict =
+      record(actor.accessor(false), Use::write, 0, kTensorLanes, column, columns);
+  if (conflict.found)
+    report_conflict(actor, conflict, false, "release of " + columns_text(column, columns));
+  join(released_clocks_, actor.warp.clocks);
+  actor.warp.advance_clock();
+  std::fill_n(released_.begin() + column, columns, &actor.code);
+  std::erase_if(allocations_, [&](const TensorAllocation& a) { return a.column == column; });
 }
 
 void TensorMemory::access(const Actor& actor, Use use, u32 first_lane, u32 lanes, u32 column,
                           u32 columns) {
+  access(actor, actor.accessor(false), use, first_lane, lanes, column, columns);
+}
+
+void TensorMemory::access(const Actor& actor, Accessor by, Use use, u32 first_lane, u32 lanes,
+                          u32 column, u32 columns) {
   const auto text = [&] { return describe(use, first_lane, lanes, column, columns); };
   if (lanes == 0 || columns == 0) return;
   if (first_lane + lanes > kTensorLanes || column + columns > kTensorColumns)
     actor.fault(FaultKind::out_of_bounds, text() + " is outside the 128 lanes and 512 columns");
-  for (u32 c = column; c < column + columns; ++c) {
-    if (!owned_[c]) {
-      actor.fault(FaultKind::out_of_bounds,
-                  text() + ": column " + std::to_string(c) + " is not allocated");
+  for (u32 c = column; c < column + columns;) {
+    const TensorAllocation* owner = find(c);
+    if (!owner) {
+      actor.fault(FaultKind::out_of_bounds, text() + ": column " + std::to_string(c) +
+                                                " is not allocated" +
+                                                release_text(*actor.warp.launch, c));
     }
+    c = owner->column + owner->columns;
   }
   const bool uninitialized = actor.warp.launch->spec.checks.uninitialized;
   for (u32 l = first_lane; l < first_lane + lanes; ++l) {
@@ -64,16 +110,23 @@ void TensorMemory::access(const Actor& actor, Use use, u32 first_lane, u32 lanes
                       std::to_string(column + (static_cast<const u8*>(unset) - flags)));
     }
   }
-  if (!races_) return;
-  Accessor by = actor.accessor(false);
+  const RaceConflict conflict = record(by, use, first_lane, lanes, column, columns);
+  if (conflict.found) report_conflict(actor, conflict, false, text());
+}
+
+RaceConflict TensorMemory::record(Accessor by, Use use, u32 first_lane, u32 lanes, u32 column,
+                                  u32 columns) {
+  RaceConflict first;
+  if (!races_) return first;
   by.async = false;  // tensor memory has one proxy
   for (u32 group = first_lane / kTensorLaneGroup;
        group <= (first_lane + lanes - 1) / kTensorLaneGroup; ++group) {
     const u64 offset = (u64{group} * kTensorColumns + column) * 4;
     const RaceConflict conflict = use == Use::write ? races_->write(offset, columns * 4, by)
                                                     : races_->read(offset, columns * 4, by);
-    if (conflict.found) report_conflict(actor, conflict, false, text());
+    if (conflict.found && !first.found) first = conflict;
   }
+  return first;
 }
 
 }  // namespace jax_fp4::sim

@@ -28,6 +28,7 @@
 #pragma once
 
 #include "formats.h"
+#include "mma_sum.h"
 
 namespace jax_fp4 {
 
@@ -40,14 +41,6 @@ inline constexpr int kFp4ZeroExponent = -139;  // M4
 inline constexpr int kFp8ZeroExponent = -133;  // M4
 inline constexpr int kFp4GuardBits = 35;       // M5
 inline constexpr int kFp8GuardBits = 25;       // M5
-
-// significand * 2^exponent, as the model sees a term: `weight` is the exponent that takes part in
-// the alignment (M3), which is not that of the significand's leading bit.
-struct MmaTerm {
-  i64 significand;
-  int exponent;
-  int weight;
-};
 
 // Anything of the form significand * 2^exponent that is not a NaN or an infinity.
 struct MmaFactor {
@@ -106,27 +99,34 @@ JAX_FP4_FN MmaTerm mma_accumulator(u32 c, int zero_exponent) {
           magnitude == 0 ? zero_exponent : weight};
 }
 
-// Aligns, truncates and adds `count` terms (M5), and rounds (M6). It all fits into 63 bits: a group
+// Aligns, truncates and adds `count` terms (M5), in units of 2^last_place. It all fits into 63 bits: a group
 // of mxf4 is below 2^(weight + 12), so five terms in units of 2^(weight - 35) stay below 2^50; a
 // product of mxf8f6f4 is below 2^(weight + 2), so 33 terms in units of 2^(weight - 25) do as well.
-JAX_FP4_FN u32 mma_add(const MmaTerm* terms, int count, int guard_bits) {
+JAX_FP4_FN i64 mma_total(const MmaTerm* terms, int count, int guard_bits, int& last_place) {
   int largest = terms[0].weight;
   for (int i = 1; i < count; ++i)
     if (terms[i].weight > largest) largest = terms[i].weight;
-  const int last_place = largest - guard_bits;
+  last_place = largest - guard_bits;
   i64 total = 0;
   for (int i = 0; i < count; ++i)
     total += truncate_at(terms[i].significand, terms[i].exponent, last_place);
+  return total;
+}
+
+JAX_FP4_FN u32 mma_add(const MmaTerm* terms, int count, int guard_bits) {
+  int last_place = 0;
+  const i64 total = mma_total(terms, count, guard_bits, last_place);
   return truncate_to_f32(total, last_place);
 }
 
 // c + one instruction of kind mxf4 or mxf4nvf4. `a`, `b`: 64 E2M1 codes, one per byte; `scale_a`,
 // `scale_b`: the scale byte of each group of 16 (given twice where 32 elements share it).
 JAX_FP4_FN u32 mma_fp4_step(const u8* a, const u8* b, BlockScale scale, const u8* scale_a,
-                            const u8* scale_b, u32 c) {
+                            const u8* scale_b, u32 c, MmaSum how = MmaSum::model) {
   constexpr int kGroups = kFp4StepK / kFp4Group;
   constexpr int kDoubled[8] = {0, 1, 2, 3, 4, 6, 8, 12};  // E2M1 magnitudes times two
   MmaTerm terms[kGroups + 1] = {};
+  MmaTerm products[kFp4StepK + 1] = {};  // only where the model's groups are not wanted
   bool nan = f32_bits_nan(c);
   for (int group = 0; group < kGroups; ++group) {
     int sum = 0;  // times four
@@ -142,16 +142,23 @@ JAX_FP4_FN u32 mma_fp4_step(const u8* a, const u8* b, BlockScale scale, const u8
     zero = zero || sa.significand == 0 || sb.significand == 0;
     terms[group] = {static_cast<i64>(sum) * sa.significand * sb.significand,
                     sa.exponent + sb.exponent - 2, zero ? kFp4ZeroExponent : sa.weight + sb.weight};
+    if (how == MmaSum::model) continue;
+    for (int k = group * kFp4Group; k < (group + 1) * kFp4Group; ++k) {
+      const i64 product = static_cast<i64>(kDoubled[a[k] & 7]) * kDoubled[b[k] & 7] *
+                          static_cast<i64>(sa.significand) * sb.significand;
+      products[k] = {((a[k] ^ b[k]) & 8) ? -product : product, sa.exponent + sb.exponent - 2, 0};
+    }
   }
   if (nan) return kMmaNaN;
   if (f32_bits_inf(c)) return c;
-  terms[kGroups] = mma_accumulator(c, kFp4ZeroExponent);
+  terms[kGroups] = products[kFp4StepK] = mma_accumulator(c, kFp4ZeroExponent);
+  if (how != MmaSum::model) return mma_add_otherwise(products, kFp4StepK + 1, how, kMmaF32);
   return mma_add(terms, kGroups + 1, kFp4GuardBits);
 }
 
 // c + one instruction of kind mxf8f6f4. `a`, `b`: 32 codes, one per byte; one UE8M0 byte each.
 JAX_FP4_FN u32 mma_fp8_step(Element element_a, const u8* a, u32 scale_a, Element element_b,
-                            const u8* b, u32 scale_b, u32 c) {
+                            const u8* b, u32 scale_b, u32 c, MmaSum how = MmaSum::model) {
   const Minifloat kind_a = minifloat(element_a);
   const Minifloat kind_b = minifloat(element_b);
   const MmaFactor sa = mma_scale(BlockScale::ue8m0, scale_a);
@@ -193,6 +200,7 @@ JAX_FP4_FN u32 mma_fp8_step(Element element_a, const u8* a, u32 scale_a, Element
   if (positive_inf) return kF32InfBits;
   if (negative_inf) return kF32InfBits | kF32SignMask;
   terms[kFp8StepK] = mma_accumulator(c, kFp8ZeroExponent);
+  if (how != MmaSum::model) return mma_add_otherwise(terms, kFp8StepK + 1, how, kMmaF32);
   return mma_add(terms, kFp8StepK + 1, kFp8GuardBits);
 }
 

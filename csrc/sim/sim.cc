@@ -250,6 +250,7 @@ std::vector<LaunchReport> Machine::launch_chain(const std::vector<LaunchRequest>
     auto launch = std::make_unique<Launch>();
     launch->program = program;
     launch->spec = request.spec;
+    launch->spec.chip = static_cast<u32>(chip_of(sm_).number);
     if (program->required_cluster[0] != 0 && launch->spec.cluster.count() == 1)
       launch->spec.cluster = {program->required_cluster[0], program->required_cluster[1],
                               program->required_cluster[2]};

@@ -18,7 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from jax_fp4._sim_tensor_map import native_arguments
 Size = int | Sequence[int]
 
 _DEFAULT_BUDGET = 1 << 33
+_MMA_SUMS = ("model", "exact", "f32-chain")
 # Format of struct.pack for a parameter type; pointers are u64 or b64.
 _PACK = {
     "b8": "B", "u8": "B", "s8": "b", "b16": "H", "u16": "H", "s16": "h", "b32": "I", "u32": "I",
@@ -127,10 +128,22 @@ class Machine:
         sm: the chip, such as "100a", "103a", "120a", "90"; it refuses PTX that does not run there.
         seed: of the schedules; a launch may override it.
         checks: what is watched.
+        mma: how MMA instructions add: "model" (the tensor core's, as docs/numerics.md assumes it),
+            "exact" (one rounding, to nearest even), or "f32-chain" (product after product, every
+            partial sum rounded to nearest-even f32).
     """
 
-    def __init__(self, sm: str = "100a", seed: int = 0, checks: Checks | None = None) -> None:
+    def __init__(
+        self,
+        sm: str = "100a",
+        seed: int = 0,
+        checks: Checks | None = None,
+        mma: Literal["model", "exact", "f32-chain"] = "model",
+    ) -> None:
+        if mma not in _MMA_SUMS:
+            raise ValueError(f"mma: expected one of {', '.join(map(repr, _MMA_SUMS))}, got {mma!r}")
         self._native = _sim.Machine(sm)
+        self._mma = mma
         self._seed = seed
         self._checks = checks or Checks()
         self._buffers: dict[int, tuple[np.ndarray, int]] = {}
@@ -180,7 +193,7 @@ class Machine:
                 for x in launches
             ]  # fmt: skip
             raw = self._native.launch(
-                grids, max_instructions, self._checks.races, self._checks.uninitialized
+                grids, max_instructions, self._checks.races, self._checks.uninitialized, self._mma
             )
         finally:
             for address in mapped.values():

@@ -59,6 +59,17 @@ KERNELS = {
       for (int k = 0; k < 4; ++k) sa[k] = in[i + k] & 0xFF, sb[k] = in[i + k] >> 8 & 0xFF;
       out[i] = mma_fp4_step(a, b, BlockScale::ue4m3, sa, sb, in[i]);
       out[i] += mma_fp8_step(Element::e5m2, a, sa[0], Element::e2m3, b, sb[0], in[i]);""",
+    "mma_sum.h": """
+      ExactSum sum;
+      sum.add(static_cast<int>(in[i]), -20);
+      MmaTerm terms[2] = {{5, -3, -3}, {static_cast<int>(in[i]), -30, -30}};
+      out[i] = sum.round(kMmaF16) + mma_add_otherwise(terms, 2, MmaSum::f32_chain, kMmaF32);""",
+    "mma_plain.h": """
+      MmaNumber a[32], b[32];
+      for (int k = 0; k < 32; ++k) a[k] = mma_number(kMmaBF16, in[i + k] & 0xFFFF);
+      for (int k = 0; k < 32; ++k) b[k] = mma_number(kMmaTF32, in[i + k] >> 13);
+      out[i] = mma_plain(a, b, 32, in[i], mma_core(100, 16, false));
+      out[i] += mma_fp8_by_f16(a, b, 32, in[i] & 0xFFFF, mma_core(100, 16, true));""",
 }
 
 

@@ -24,6 +24,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "numerics/mma_sum.h"
 #include "sim/checks/race.h"
 #include "sim/machine/memory.h"
 #include "sim/machine/tensor_memory.h"
@@ -276,7 +277,9 @@ struct LaunchSpec {
   u64 max_instructions = u64{1} << 33;
   u32 resident_clusters = 4;
   u32 sms = 4;
-  u32 shared_limit = 232448;  // bytes a CTA may use; compute capability 10.0
+  u32 shared_limit = 232448;   // bytes a CTA may use; compute capability 10.0
+  u32 chip = 100;              // compute capability times ten
+  MmaSum mma = MmaSum::model;  // how MMA instructions add
   Checks checks;
 };
 

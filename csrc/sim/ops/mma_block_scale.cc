@@ -1,70 +1,39 @@
-// mma.sync of kinds mxf4nvf4, mxf4, mxf8f6f4 and f8f6f4 (PTX ISA 9.7.14.5.14): D = A * B + C, one warp,
-// 16x8 outputs, 64 (4-bit kinds) or 32 elements of K. The sum is that of numerics/mma_accumulate.h.
+// mma.sync of kinds mxf4nvf4, mxf4 and mxf8f6f4 (PTX ISA 9.7.14.5.14): D = A * B + C, one warp, 16x8 outputs,
+// 64 (4-bit kinds) or 32 elements of K. Fragments: mma_fragments.h; sum: numerics/mma_accumulate.h.
 //
-// Lane T holds, with g = T / 4 and t = T % 4:
-//   A, register q, element i   row g + 8 (q & 1), k = e t + i + 4 e (q >> 1)   e elements a register: 8 or 4
-//   B, register q, element i   column g,          k = e t + i + 4 e q
-//   C, D, register q           row g + 8 (q >> 1), column 2 t + (q & 1)
 // Scales of row g come from the lane with t = 2 thread_id_a, of row g + 8 from t = 2 thread_id_a + 1; of
 // column g from the lane with t = thread_id_b. byte_id names the first byte that is used.
 #include "numerics/mma_accumulate.h"
-#include "sim/ops/lanes.h"
+#include "sim/ops/mma_fragments.h"
 
 namespace jax_fp4::sim {
 namespace {
 
-constexpr int kRows = 16, kColumns = 8;
 constexpr int kLargestK = 64;
 
 struct Operands {
-  u8 a[kRows][kLargestK];
-  u8 b[kColumns][kLargestK];
-  u32 scale_a[kRows];  // word of the row, shifted down to its first byte
-  u32 scale_b[kColumns];
+  u8 a[kMmaRows][kLargestK];
+  u8 b[kMmaColumns][kLargestK];
+  u32 scale_a[kMmaRows];  // word of the row, shifted down to its first byte
+  u32 scale_b[kMmaColumns];
 };
 
-// Code::variant: scales in a word of a row that are used (0: none), and two flags.
+// Code::variant: scales in a word of a row that are used, and two flags.
 constexpr u16 kScalesMask = 7, kFourBit = 8, kUe4m3 = 16;
-
-// An element in its 8-bit container: FP4 in bits 5:2, FP6 in bits 5:0; the other bits must be zero,
-// since hardware is said to take them as further mantissa bits.
-u8 from_container(Warp& w, const Code& c, int lane, Element element, u32 byte) {
-  const int shift = element == Element::e2m1 ? 2 : 0;
-  const u32 code = byte >> shift & (2 * minifloat(element).sign_code() - 1);
-  if (code << shift != byte)
-    w.fault(c, lane, FaultKind::argument, "padding bits of a container of 8 bits are not zero");
-  return static_cast<u8>(code);
-}
-
-Element element_of(Type type) {
-  switch (type) {
-    case Type::e2m1: return Element::e2m1;
-    case Type::e2m3: return Element::e2m3;
-    case Type::e3m2: return Element::e3m2;
-    case Type::e5m2: return Element::e5m2;
-    default: return Element::e4m3;
-  }
-}
 
 void gather_elements(Warp& w, const Code& c, Operands& o, Element element_a, Element element_b) {
   const u32* slots = w.launch->program->slots.data();
   const bool packed = c.variant & kFourBit;
-  const int count = packed ? 8 : 4, width = packed ? 4 : 8;
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const int g = lane / 4, t = lane % 4;
-    const auto store = [&](u8* row, u32 word, int first_k, Element element) {
-      for (int i = 0; i < count; ++i) {
-        const u32 code = word >> (width * i) & ((1u << width) - 1);
-        row[first_k + i] =
-            packed ? static_cast<u8>(code) : from_container(w, c, lane, element, code);
-      }
-    };
-    for (int q = 0; q < 4; ++q)
-      store(o.a[g + 8 * (q & 1)], w.in(slots[c.vectors[1] + q])[lane],
-            count * t + 4 * count * (q >> 1), element_a);
-    for (int q = 0; q < 2; ++q)
-      store(o.b[g], w.in(slots[c.vectors[2] + q])[lane], count * t + 4 * count * q, element_b);
-  }
+  const int bits = packed ? 4 : 8;
+  const auto code = [&](Element element, int lane, u32 value) {
+    return packed ? static_cast<u8>(value) : from_container(w, c, lane, element, value);
+  };
+  each_a_element(w, slots + c.vectors[1], 4, bits, [&](int lane, int row, int k, u32 value) {
+    o.a[row][k] = code(element_a, lane, value);
+  });
+  each_b_element(w, slots + c.vectors[2], 2, bits, [&](int lane, int column, int k, u32 value) {
+    o.b[column][k] = code(element_b, lane, value);
+  });
 }
 
 void gather_scales(Warp& w, const Code& c, Operands& o) {
@@ -104,7 +73,8 @@ void mma_lanes(Warp& w, const Code& c, u32 mask) {
   const int used = c.variant & kScalesMask;
   Operands o;
   gather_elements(w, c, o, element_a, element_b);
-  if (used != 0) gather_scales(w, c, o);
+  gather_scales(w, c, o);
+  const MmaSum sum = w.launch->spec.mma;
   u32 result[4][kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int q = 0; q < 4; ++q) {
@@ -115,11 +85,11 @@ void mma_lanes(Warp& w, const Code& c, u32 mask) {
         spread(o.scale_a[row], used, scale_a);
         spread(o.scale_b[column], used, scale_b);
         const BlockScale kind = (c.variant & kUe4m3) ? BlockScale::ue4m3 : BlockScale::ue8m0;
-        result[q][lane] = mma_fp4_step(o.a[row], o.b[column], kind, scale_a, scale_b, accumulator);
-      } else {
         result[q][lane] =
-            mma_fp8_step(element_a, o.a[row], used ? o.scale_a[row] & 0xFF : kUE8M0One, element_b,
-                         o.b[column], used ? o.scale_b[column] & 0xFF : kUE8M0One, accumulator);
+            mma_fp4_step(o.a[row], o.b[column], kind, scale_a, scale_b, accumulator, sum);
+      } else {
+        result[q][lane] = mma_fp8_step(element_a, o.a[row], o.scale_a[row] & 0xFF, element_b,
+                                       o.b[column], o.scale_b[column] & 0xFF, accumulator, sum);
       }
     }
   }
@@ -139,11 +109,10 @@ Exec mma_block_scale(const Form& form, Code& code) {
     if (!(code.variant & kScalesMask)) code.variant |= 2;  // kind mxf4 has 2X only
   }
   if (form.type(4) == Type::ue4m3) code.variant |= kUe4m3;
-  constexpr u16 kRegisters[] = {4, 4, 2, 4};
-  for (int n = 0; n < 4; ++n)
+  constexpr u16 kRegisters[] = {4, 4, 2, 4, 2, 2};
+  for (int n = 0; n < 6; ++n)
     if (code.counts[n] != kRegisters[n]) return nullptr;
-  const bool scaled = form.has("block_scale");
-  return !scaled || (code.counts[4] == 2 && code.counts[5] == 2) ? mma_lanes : nullptr;
+  return mma_lanes;
 }
 
 }  // namespace jax_fp4::sim

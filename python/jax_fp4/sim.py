@@ -418,6 +418,44 @@ def tensor_map(
     )
 
 
+def tensor_map(
+    address: int,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    data_type: str,
+    swizzle: str = "none",
+    interleave: str = "none",
+    element_strides: Sequence[int] | None = None,
+    oob_fill: str = "zeros",
+) -> bytes:
+    """What cuTensorMapEncodeTiled gives: the 128 bytes of a tensor map, for a kernel parameter.
+
+    Args:
+        address: where the tensor starts; `Machine.address(array)` is that of an array.
+        dims: elements in each dimension, the innermost first, as in PTX coordinates.
+        strides: bytes from one element to the next, for each dimension but the innermost.
+        box: elements in each dimension that one copy moves.
+        data_type: CUtensorMapDataType without its prefix, in lower case: "uint8", "bfloat16",
+            "16u4_align8b", ...
+        swizzle: CUtensorMapSwizzle likewise: "none", "32b", "64b", "128b", "128b_atom_32b", ...
+        interleave: CUtensorMapInterleave likewise: "none", "16b", "32b".
+        element_strides: of the traversal; all 1 by default.
+        oob_fill: what elements outside the tensor read as: "zeros" or "nan".
+
+    Returns:
+        The bytes; their format is the machine's own.
+
+    Raises:
+        ValueError: for what the driver would refuse; the text names the argument.
+    """
+    return _sim.tensor_map(
+        *native_arguments(
+            address, dims, strides, box, data_type, swizzle, interleave, element_strides, oob_fill
+        )
+    )
+
+
 def count_forms() -> int:
     """Number of instruction forms that the machine's table describes."""
     return _sim.count_forms()

@@ -10,45 +10,13 @@
 #include <xmmintrin.h>
 #endif
 
+#include "sim/chip.h"
 #include "sim/machine/chain.h"
 #include "sim/ptx/lexer.h"
 #include "sim/ptx/parser.h"
 
 namespace jax_fp4::sim {
 namespace {
-
-struct Chip {
-  int number = 0;
-  char suffix = '\0';
-};
-Chip chip_of(const std::string& name) {
-  Chip chip;
-  for (char c : name) {
-    if (c >= '0' && c <= '9') chip.number = chip.number * 10 + (c - '0');
-    if (c == 'a' || c == 'f') chip.suffix = c;
-  }
-  return chip;
-}
-
-// PTX of target `target` runs on `device` (CUDA programming guide, "family-specific features"): plain
-// targets on every later chip, f targets on later chips of the same family, a targets on that chip only.
-bool runs_on(const std::string& target, const std::string& device) {
-  const Chip needed = chip_of(target), have = chip_of(device);
-  if (needed.suffix == 'a') return needed.number == have.number && have.suffix == 'a';
-  if (needed.suffix == 'f')
-    return have.suffix != '\0' && needed.number / 10 == have.number / 10 &&
-           have.number >= needed.number;
-  return have.number >= needed.number;
-}
-
-// Shared memory that one CTA may use (CUDA programming guide, compute capabilities).
-u32 shared_limit_of(int chip) {
-  if (chip >= 120) return 101376;
-  if (chip >= 90) return 232448;
-  if (chip == 86 || chip == 89) return 101376;
-  if (chip >= 80) return 166912;
-  return 65536;
-}
 
 // XLA runs its handlers with subnormals flushed; the machine's arithmetic must not inherit that.
 class DefaultFloatingPoint {
@@ -161,20 +129,31 @@ const Program* LoadedModule::find(const std::string& entry) const {
   return found == programs_.end() ? nullptr : found->second.get();
 }
 
+const Variable* LoadedModule::find_global(const std::string& name, u64& address) const {
+  const std::vector<Variable>& variables = module_->variables;
+  for (std::size_t i = 0; i < variables.size(); ++i) {
+    const Variable& v = variables[i];
+    if (v.name != name || v.space != Space::global) continue;
+    address = placements_[i].address;
+    return &v;
+  }
+  return nullptr;
+}
+
 std::vector<std::string> LoadedModule::entries() const {
   std::vector<std::string> names;
   for (const auto& [name, program] : programs_) names.push_back(name);
   return names;
 }
 
-Machine::Machine(std::string sm) : sm_(std::move(sm)) {
+Machine::Machine(std::string sm, u64 global_base) : sm_(std::move(sm)), global_(global_base) {
   if (sm_.starts_with("sm_")) sm_ = sm_.substr(3);
   const int number = chip_of(sm_).number;
   if (number < 50 || number > 130)
     refuse("sm '" + sm_ + "' is no chip that is modelled; expected for example '100a' or '120a'");
 }
 
-u32 Machine::shared_limit() const { return shared_limit_of(chip_of(sm_).number); }
+u32 Machine::shared_limit() const { return limits_of(chip_of(sm_).number).cta_shared_bytes; }
 
 void Machine::place_variables(LoadedModule& loaded) {
   const std::vector<Variable>& variables = loaded.module_->variables;
@@ -232,6 +211,28 @@ LoadedModule& Machine::load(std::string source) {
   return *modules_.back();
 }
 
+void Machine::unload(LoadedModule& module) {
+  const std::vector<Variable>& variables = module.module_->variables;
+  for (std::size_t i = 0; i < variables.size(); ++i)
+    if (variables[i].space == Space::global) global_.unmap(module.placements_[i].address);
+  std::erase_if(modules_, [&](const auto& loaded) { return loaded.get() == &module; });
+}
+
+const Program& Machine::prepare(const LoadedModule& module, const std::string& entry,
+                                LaunchSpec& spec) const {
+  const Program* program = module.find(entry);
+  if (!program) {
+    std::string known;
+    for (const std::string& name : module.entries()) known += (known.empty() ? "" : ", ") + name;
+    refuse("entry '" + entry + "' is not in the module; it has: " + known);
+  }
+  if (program->required_cluster[0] != 0 && spec.cluster.count() == 1)
+    spec.cluster = {program->required_cluster[0], program->required_cluster[1],
+                    program->required_cluster[2]};
+  check_launch(*program, *this, spec);
+  return *program;
+}
+
 LaunchReport Machine::launch(LoadedModule& module, const std::string& entry, LaunchSpec spec) {
   return launch_chain({{&module, entry, std::move(spec)}}).front();
 }
@@ -240,21 +241,10 @@ std::vector<LaunchReport> Machine::launch_chain(const std::vector<LaunchRequest>
   std::vector<std::unique_ptr<Launch>> launches;
   std::vector<Launch*> grids;
   for (const LaunchRequest& request : requests) {
-    const Program* program = request.module->find(request.entry);
-    if (!program) {
-      std::string known;
-      for (const std::string& name : request.module->entries())
-        known += (known.empty() ? "" : ", ") + name;
-      refuse("entry '" + request.entry + "' is not in the module; it has: " + known);
-    }
     auto launch = std::make_unique<Launch>();
-    launch->program = program;
     launch->spec = request.spec;
     launch->spec.chip = static_cast<u32>(chip_of(sm_).number);
-    if (program->required_cluster[0] != 0 && launch->spec.cluster.count() == 1)
-      launch->spec.cluster = {program->required_cluster[0], program->required_cluster[1],
-                              program->required_cluster[2]};
-    check_launch(*program, *this, launch->spec);
+    launch->program = &prepare(*request.module, request.entry, launch->spec);
     launch->global = &global_;
     launch->constant = &request.module->constants();
     grids.push_back(launch.get());

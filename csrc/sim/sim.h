@@ -24,6 +24,8 @@ class LoadedModule {
   const Module& module() const { return *module_; }
   const Program* find(const std::string& entry) const;
   std::vector<std::string> entries() const;
+  // A .global variable and its address; null: there is none of the name.
+  const Variable* find_global(const std::string& name, u64& address) const;
   Buffer& constants() { return constants_; }
 
  private:
@@ -66,18 +68,24 @@ struct LaunchRequest {
 
 class Machine {
  public:
-  // `sm`: "100a", "103a", "120a", "90", ...
-  explicit Machine(std::string sm);
+  // `sm`: "100a", "103a", "120a", "90", ...; machines of one program may want addresses of their own.
+  explicit Machine(std::string sm, u64 global_base = kGlobalBase);
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
-  // Throws PtxError. The module lives as long as the machine.
+  // Throws PtxError. The module lives as long as the machine, or until it is unloaded.
   LoadedModule& load(std::string source);
+  // Its variables are no longer mapped.
+  void unload(LoadedModule& module);
   GlobalMemory& global() { return global_; }
   const std::string& sm() const { return sm_; }
   u32 shared_limit() const;
 
-  // Throws std::invalid_argument where the launch itself is wrong; what goes wrong inside is a fault of
+  // The kernel of a launch, whose cluster is completed from its directives. Throws
+  // std::invalid_argument where the launch itself is wrong.
+  const Program& prepare(const LoadedModule& module, const std::string& entry,
+                         LaunchSpec& spec) const;
+  // Throws what prepare() throws; what goes wrong inside is a fault of
   // the report.
   LaunchReport launch(LoadedModule& module, const std::string& entry, LaunchSpec spec);
   // Grids in the order of a stream, each launched with the programmatic stream serialization

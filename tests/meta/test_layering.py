@@ -19,6 +19,7 @@ CXX_ARROWS = {
     ("ffi", "numerics"),
     ("ffi", "xla"),
     ("sim", "numerics"),
+    ("sim", "driver/cuda_api.h"),
 }
 # Headers in quotes that come with jaxlib.
 EXTERNAL = {"xla"}

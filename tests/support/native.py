@@ -18,10 +18,14 @@ from support.repository import ROOT
 FLAGS = ("-std=c++20", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 
 
+def compiler() -> list[str]:
+    """The C++ compiler's command."""
+    return shlex.split(os.environ.get("CXX", "c++"))
+
+
 def shared_library(name: str, sources: Iterable[Path], *flags: str) -> ctypes.CDLL:
     """Compiles `sources` once per state of them and of all headers under csrc/, and loads it."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    command = [*compiler, *FLAGS, *flags, f"-I{ROOT / 'csrc'}", *map(str, sources)]
+    command = [*compiler(), *FLAGS, *flags, f"-I{ROOT / 'csrc'}", *map(str, sources)]
     digest = hashlib.sha256(shlex.join(command).encode())
     for path in (*sources, *sorted((ROOT / "csrc").rglob("*.h"))):
         digest.update(path.read_bytes())

@@ -25,8 +25,8 @@ def library() -> ctypes.CDLL:
     pytest.skip("no libnvrtc.so.12: pip install nvidia-cuda-nvrtc-cu12==12.9.86")
 
 
-def compile_with_log(text: str, architecture: str) -> tuple[str, str]:
-    """(PTX, compiler's log) of a translation unit; the PTX is empty where compilation failed.
+def _compile(text: str, architecture: str) -> tuple[bytes, bytes, str]:
+    """(PTX, cubin, compiler's log) of a translation unit; the first two empty where it failed.
 
     csrc/ is on the include path, and products are not fused, as in the package's own build.
     """
@@ -45,17 +45,31 @@ def compile_with_log(text: str, architecture: str) -> tuple[str, str]:
         program, len(options), (ctypes.c_char_p * len(options))(*options)
     )
 
-    def fetch(size_function: str, function: str) -> str:
+    def fetch(size_function: str, function: str) -> bytes:
         size = ctypes.c_size_t()
         assert not getattr(nvrtc, size_function)(program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
         assert not getattr(nvrtc, function)(program, buffer)
-        return buffer.value.decode()
+        return buffer.raw
 
-    log = fetch("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")
-    ptx = "" if status else fetch("nvrtcGetPTXSize", "nvrtcGetPTX")
+    log = fetch("nvrtcGetProgramLogSize", "nvrtcGetProgramLog").rstrip(b"\0").decode()
+    ptx = b"" if status else fetch("nvrtcGetPTXSize", "nvrtcGetPTX").rstrip(b"\0")
+    image = b"" if status else fetch("nvrtcGetCUBINSize", "nvrtcGetCUBIN")
     assert not nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return ptx, log
+    return ptx, image, log
+
+
+def compile_with_log(text: str, architecture: str) -> tuple[str, str]:
+    """(PTX, compiler's log) of a translation unit; the PTX is empty where compilation failed."""
+    ptx, _, log = _compile(text, architecture)
+    return ptx.decode(), log
+
+
+def cubin(text: str, architecture: str) -> bytes:
+    """The machine code of a translation unit that must compile."""
+    _, image, log = _compile(text, architecture)
+    assert image, log
+    return image
 
 
 @functools.cache

@@ -46,6 +46,7 @@ struct Buffer {
 
 class GlobalMemory {
  public:
+  explicit GlobalMemory(u64 base = kGlobalBase) : next_(base) {}
   // Maps host memory; `initialized` false: reading a byte before it is written is an error.
   Buffer& map(std::string name, u8* data, u64 bytes, bool writable, bool initialized);
   // Memory of the machine's own, zero.
@@ -60,7 +61,7 @@ class GlobalMemory {
  private:
   Buffer& place(Buffer buffer);
   std::map<u64, std::unique_ptr<Buffer>> buffers_;
-  u64 next_ = kGlobalBase;
+  u64 next_;
   Buffer* last_ = nullptr;
 };
 

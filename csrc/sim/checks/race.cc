@@ -30,13 +30,22 @@ void against_read(Epoch read, u32 pc, const Accessor& by, RaceConflict& conflict
 }  // namespace
 
 // Calls f for the history of every word of the access, or of every byte where that is not possible.
+// Bulk copies reach thousands of words with one history: what f made of it once holds for all of them
+// (but sets of reads, which a record has for itself).
 template <class F>
 void RaceChecker::each_record(u64 offset, u32 bytes, F f) {
+  AccessHistory before{.write = kSplit}, after{.read = kSharedReads};
   for (u64 at = offset; at < offset + bytes;) {
     AccessHistory& word = words_[at / 4];
     const bool whole = at % 4 == 0 && at + 4 <= offset + bytes;
     if (whole && word.write != kSplit) {
-      f(word);
+      if (after.read != kSharedReads && word == before) {
+        word = after;
+      } else {
+        before = word;
+        f(word);
+        after = word;
+      }
       at += 4;
       continue;
     }

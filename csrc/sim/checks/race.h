@@ -70,6 +70,7 @@ struct AccessHistory {
   Epoch read = 0;
   u32 read_pc = 0;  // where read == kSharedReads: number of a ReadSet
                     // where write == kSplit: the whole record is unused
+  bool operator==(const AccessHistory&) const = default;
 };
 
 // The reads of a place by several agents: by agent, 0 where it has not read.

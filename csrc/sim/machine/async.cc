@@ -27,13 +27,14 @@ void AsyncOperation::begin() {
 Accessor AsyncOperation::accessor(bool atomic) const {
   const Clocks& clocks = piped ? warp->pipe : clocks_;
   const u32 time = piped ? warp->pipe.seen[agent] : time_;
-  return {agent, make_epoch(agent, time), clocks, warp->launch->pc_of(*code), atomic, true};
+  return {agent, make_epoch(agent, time), clocks, warp->launch->pc_of(*code), atomic, !generic};
 }
 
 Clocks AsyncOperation::released() const {
   Clocks clocks = piped ? warp->pipe : clocks_;
   const u32 time = piped ? clocks.seen[agent] : time_;
-  clocks.seen[agent] = clocks.fenced[agent] = time;
+  clocks.seen[agent] = time;
+  if (!generic) clocks.fenced[agent] = time;
   return clocks;
 }
 
@@ -61,13 +62,18 @@ void Launch::perform_one() {
                      [&](const auto& p) { return p->piped && p->warp == pipe; }) -
         pending.begin());
   }
-  const std::unique_ptr<AsyncOperation> operation = std::move(pending[index]);
+  std::unique_ptr<AsyncOperation> operation = std::move(pending[index]);
   pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(index));
   Cluster& cluster = *operation->warp->cta->cluster;
   operation->begin();
+  operation->again = false;
   operation->perform();
-  --cluster.pending;
   trace = (trace ^ (u64{operation->warp->number} << 32 | pc_of(*operation->code))) * kTracePrime;
+  if (operation->again) {
+    pending.push_back(std::move(operation));
+  } else {
+    --cluster.pending;
+  }
 }
 
 void Launch::check_exit(const Cta& cta) {

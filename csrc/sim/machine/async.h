@@ -1,9 +1,10 @@
 // Asynchronous engines: bulk copies, tensor cores and cluster launch control do their work some time
 // after the instruction that asked for it.
 //
-// An operation is performed whole, at a moment that the schedule's seed draws: between its issue and the
-// moment when nothing else can go on. Operations of one queue are performed in the order of their issue; all
-// others in any order. Bytes are read and written when the operation is performed, through the
+// An operation is performed at a moment that the schedule's seed draws: between its issue and the moment
+// when nothing else can go on. Most are performed whole; stores read and write in two steps. Operations of
+// one queue are performed in the order of their issue; all others in any order. Bytes are read and
+// written when the operation is performed, through the
 // asynchronous proxy (PTX ISA 8.3), with a clock of its own:
 //
 //   a slot   of the cluster, drawn at the issue, for operations that are ordered with nothing
@@ -30,6 +31,7 @@ class AsyncOperation {
   AsyncOperation(const AsyncOperation&) = delete;
   AsyncOperation& operator=(const AsyncOperation&) = delete;
 
+  // One step of it; sets `again` where another one follows, at a later moment.
   virtual void perform() = 0;
   // Whether it reads or writes memory of the CTA, which must then not exit.
   virtual bool uses(const Cta& cta) const = 0;
@@ -49,6 +51,8 @@ class AsyncOperation {
   const Code* code;
   int lane;
   bool piped;
+  bool generic = false;  // its accesses go through the generic proxy all the same
+  bool again = false;
   u32 agent;
 
  private:

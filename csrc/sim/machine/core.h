@@ -99,6 +99,14 @@ struct AsyncCopy {
   u32 group;  // groups that the lane had committed before
 };
 
+// How far a thread's bulk copy from shared memory is (PTX ISA 9.7.9.25.6).
+struct BulkProgress {
+  int lane;
+  u32 group;  // groups that the lane had committed before
+  bool read = false, written = false;
+  Clocks clocks;  // that who waits for it acquires
+};
+
 struct Warp {
   Launch* launch = nullptr;
   Cta* cta = nullptr;
@@ -121,6 +129,8 @@ struct Warp {
   u32 tensor_loads = 0, tensor_stores = 0;  // tcgen05.ld and .st that it has issued
   std::vector<AsyncCopy> copies;
   std::array<u32, kLanes> copy_groups{};  // committed by each lane
+  std::vector<std::shared_ptr<BulkProgress>> bulk_copies;
+  std::array<u32, kLanes> bulk_groups{};
   std::vector<Fragment> fragments;
   u32 current = 0;
   u32 patience = 0;  // leaders until another fragment gets its turn

@@ -344,11 +344,7 @@ class Lowerer {
   void lower_address(const Operand& operand, bool tensor, Code& code, u32& next_source,
                      int& next_address, u32& next_vector, u32 line) {
     if (operand.kind != OperandKind::address) fail(line, "expected an address in brackets");
-    if (tensor ? operand.elements.empty() || operand.elements.size() > 5
-               : !operand.elements.empty()) {
-      fail(line, tensor ? "expected [tensor map, {1 to 5 coordinates}]"
-                        : "tensor coordinates in an address");
-    }
+    if (!tensor && !operand.elements.empty()) fail(line, "tensor coordinates in an address");
     if (tensor) lower_coordinates(operand, code, next_vector, line);
     const u32 source = next_source++;
     const int number = next_address++;
@@ -376,9 +372,15 @@ class Lowerer {
   }
 
   void lower_coordinates(const Operand& operand, Code& code, u32& next_vector, u32 line) {
+    const bool one_list =
+        operand.elements.size() == 1 && operand.elements[0].kind == OperandKind::vector;
+    if (!one_list || operand.elements[0].elements.empty() ||
+        operand.elements[0].elements.size() > 5)
+      fail(line, "expected [tensor map, {1 to 5 coordinates}]");
+    const std::vector<Operand>& coordinates = operand.elements[0].elements;
     code.vectors[next_vector] = static_cast<u32>(program_->slots.size());
-    code.counts[next_vector++] = static_cast<u16>(operand.elements.size());
-    for (const Operand& element : operand.elements) {
+    code.counts[next_vector++] = static_cast<u16>(coordinates.size());
+    for (const Operand& element : coordinates) {
       program_->slots.push_back(value_slot(element, Type::s32, 32, false, false, line));
       check(program_->slots.back());
     }

@@ -1,0 +1,190 @@
+// Tensor copies (PTX ISA 9.7.9.25.5): boxes of a tensor map between global and shared memory.
+#include "sim/machine/tensor_box.h"
+#include "sim/ops/bulk.h"
+#include "sim/ops/lanes.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+// Code::variant
+constexpr u16 kPair = 1, kMulticast = 2, kRows4 = 4, kStores = 8;
+
+// Why an instruction cannot use a tensor map; empty if it can.
+std::string misfit(const TensorMap& map, const Actor& actor) {
+  const Code& c = actor.code;
+  if (std::string broken = check(map); !broken.empty()) return "is not valid: " + broken;
+  const u32 rank = c.variant & kRows4 ? 2 : c.counts[0];
+  if (map.rank != rank) {
+    return "has " + std::to_string(map.rank) + " dimensions, and the instruction " +
+           std::to_string(rank);
+  }
+  if (map.interleave != kInterleaveNone)
+    return "has an interleaved layout, which is not modelled; use interleave NONE";
+  if (map.data_type == kTensorFloat32Ftz || map.data_type == kTensorTfloat32 ||
+      map.data_type == kTensorTfloat32Ftz)
+    return "has a type that copies round, which is not modelled; use FLOAT32";
+  const u32 span = swizzle_span(map.swizzle), row = inner_shared_bytes(map);
+  if (span != 0 && row != span) {
+    return "has rows of " + std::to_string(row) + " bytes and a swizzle of " +
+           std::to_string(span) + "; where shorter rows lie is not documented";
+  }
+  if ((c.variant & kRows4) && map.box[1] != 1) {
+    return "has boxes of " + std::to_string(map.box[1]) +
+           " rows; .tile::gather4 and .tile::scatter4 take boxes of one";
+  }
+  // The rest: PTX ISA 9.7.9.25.5.1.
+  if (c.variant & kStores) {
+    if (map.data_type == kTensor16U4Align16B) return "has type 16U4_ALIGN16B, for loads only";
+    if (map.swizzle == kSwizzle128BAtom32BFlip8B)
+      return "has swizzle 128B_ATOM_32B_FLIP_8B, for loads only";
+  } else if (c.space == Space::shared_cluster &&
+             actor.warp.launch->program->module->target.starts_with("sm_12")) {
+    if (element_bits(map.data_type) < 8)
+      return "has elements of less than a byte, which sm_12x loads to .shared::cta only";
+    if (map.swizzle >= kSwizzle128BAtom32B)
+      return "has a swizzle with larger atoms, which sm_12x loads to .shared::cta only";
+  }
+  return "";
+}
+
+// The tensor map at a generic address.
+TensorMap read_map(const Actor& actor, u64 address) {
+  require_aligned(actor, "a tensor map", address, kTensorMapAlign);
+  u8 bytes[kTensorMapBytes];
+  for (u32 at = 0; at < kTensorMapBytes; at += kTensorMapAlign) {
+    const u8* part = access(actor, Space::generic, address + at, kTensorMapAlign, AccessKind::read);
+    std::memcpy(bytes + at, part, kTensorMapAlign);
+  }
+  const std::optional<TensorMap> map = decode(bytes);
+  if (!map)
+    actor.fault(FaultKind::argument, "these 128 bytes are no tensor map that was encoded here");
+  if (const std::string wrong = misfit(*map, actor); !wrong.empty())
+    actor.fault(FaultKind::argument, "the tensor map " + wrong);
+  return *map;
+}
+
+TensorPlace read_place(const Actor& actor, const TensorMap& map) {
+  const Code& c = actor.code;
+  TensorPlace place;
+  place.rows4 = c.variant & kRows4;
+  const u32* slots = actor.warp.launch->program->slots.data() + c.vectors[0];
+  for (u32 d = 0; d < c.counts[0]; ++d)
+    place.coordinates[d] = static_cast<i32>(actor.warp.in(slots[d])[actor.lane]);
+  const i32 first = place.coordinates[0];
+  // 128: PTX ISA 9.7.9.25.5.1; 2: elements of 4 bits start at a byte.
+  const i32 unit = is_padded(map.data_type) ? 128 : element_bits(map.data_type) == 4 ? 2 : 1;
+  if (first % unit != 0) {
+    actor.fault(FaultKind::argument, "the first coordinate is " + std::to_string(first) +
+                                         "; for this type it is a multiple of " +
+                                         std::to_string(unit));
+  }
+  for (u32 d = 0; (c.variant & kStores) && d < c.counts[0]; ++d) {
+    if (place.coordinates[d] < 0) {
+      actor.fault(FaultKind::argument, "coordinate " + std::to_string(d) + " of a store is " +
+                                           std::to_string(place.coordinates[d]) +
+                                           "; it must not be negative");
+    }
+  }
+  return place;
+}
+
+// ---- Loads
+
+class TensorLoad final : public BulkLoad {
+ public:
+  TensorLoad(const Actor& actor, const TensorMap& map, const TensorPlace& place, u64 destination,
+             u64 barrier)
+      : BulkLoad(actor, destination, barrier, TensorBox(map, place).copied_bytes()),
+        map_(map),
+        box_(map_, place) {
+    forget(*warp, Space::shared_cluster, destination, box_.shared_bytes());
+  }
+
+ private:
+  void copy() override {
+    u8* base = access(Space::shared_cluster, destination_, box_.shared_bytes(), AccessKind::write);
+    std::vector<u8> packed(box_.row_bytes);
+    for (u32 n = 0; n < box_.rows; ++n) {
+      const BoxRow row = box_.row(n);
+      if (row.bytes < box_.row_bytes) box_.fill(packed.data(), box_.row_bytes);
+      if (row.bytes > 0) {
+        std::memcpy(packed.data() + row.lead,
+                    access(Space::global, row.global, row.bytes, AccessKind::read), row.bytes);
+      }
+      box_.scatter(n, 0, box_.row_bytes, packed.data(), base, destination_);
+    }
+    if (!is_padded(map_.data_type)) return;
+    // The gaps were not written.
+    forget(*warp, Space::shared_cluster, destination_, box_.shared_bytes());
+    u8* written = warp->cta->cluster->ctas[rank_of(destination_)]->shared_written.data() +
+                  (destination_ & kSharedOffsetMask) - kSharedReserved;
+    for (u32 n = 0; n < box_.rows; ++n) {
+      box_.each_piece(n, 0, box_.row_bytes, destination_,
+                      [&](u32 offset, u32, u32 bytes) { std::memset(written + offset, 1, bytes); });
+    }
+  }
+
+  const TensorMap map_;
+  const TensorBox box_;
+};
+
+void load_lanes(Warp& w, const Code& c, u32 mask) {
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const Actor actor{w, c, lane};
+    const u64 destination = address_of(w, c, lane, c.src[0], 0);
+    const u64 barrier = address_of(w, c, lane, c.src[2], 2);
+    const TensorMap map = read_map(actor, address_of(w, c, lane, c.src[1], 1));
+    const TensorPlace place = read_place(actor, map);
+    // CUDA programming guide, "Tensor Memory Access": 128 bytes.
+    require_aligned(actor, "the destination", destination, 128);
+    require_aligned(actor, "the mbarrier", barrier, 8);
+    if (c.space == Space::shared && rank_of(destination) != w.cta->rank)
+      actor.fault(FaultKind::argument, "a .shared::cta destination is in memory of another CTA");
+    const bool pair = c.variant & kPair;
+    u32 ctas = 1u << rank_of(destination);
+    if (c.variant & kMulticast) {
+      ctas = check_cta_mask(actor, w.in(c.src[3])[lane]);
+    } else {
+      if ((rank_of(destination) ^ rank_of(barrier)) > (pair ? 1u : 0u)) {
+        actor.fault(FaultKind::argument,
+                    "the mbarrier is in CTA " + std::to_string(rank_of(barrier)) +
+                        " and the destination in CTA " + std::to_string(rank_of(destination)) +
+                        (pair ? ": not of one pair" : ": only .cta_group::2 signals another CTA"));
+      }
+    }
+    for (; ctas != 0; ctas &= ctas - 1) {
+      const u32 rank = static_cast<u32>(std::countr_zero(ctas));
+      // Of the destination's pair the CTA with the parity of the barrier's.
+      const u32 signalled = pair ? (rank & ~1u) | (rank_of(barrier) & 1) : rank;
+      w.launch->issue(std::make_unique<TensorLoad>(actor, map, place, in_cta(destination, rank),
+                                                   in_cta(barrier, signalled)));
+    }
+  }
+}
+
+// Whether the cache policy is given where the modifier asks for it.
+bool hint_fits(const Form& form, const Code& code, int source) {
+  return form.has("L2::cache_hint") == (code.src[source] != kNoSlot);
+}
+
+// Whether the coordinates are as many as `.2d` says.
+bool rank_fits(const Form& form, const Code& code) {
+  constexpr std::string_view kDimensions[] = {"1d", "2d", "3d", "4d", "5d"};
+  return code.variant & kRows4 ? form.has("2d") && code.counts[0] == 5
+                               : form.has(kDimensions[code.counts[0] - 1]);
+}
+
+}  // namespace
+
+Exec cp_tensor_load(const Form& form, Code& code) {
+  code.space = form.has("shared::cluster") ? Space::shared_cluster : Space::shared;
+  code.variant = static_cast<u16>((form.has("cta_group::2") ? kPair : 0) |
+                                  (form.has("multicast::cluster") ? kMulticast : 0) |
+                                  (form.has("tile::gather4") ? kRows4 : 0));
+  const bool fits =
+      rank_fits(form, code) && hint_fits(form, code, code.variant & kMulticast ? 4 : 3);
+  return fits ? load_lanes : nullptr;
+}
+
+}  // namespace jax_fp4::sim

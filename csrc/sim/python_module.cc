@@ -122,39 +122,6 @@ nb::bytes tensor_map(jax_fp4::u64 address, jax_fp4::u32 data_type,
   return nb::bytes(reinterpret_cast<const char*>(bytes), sizeof bytes);
 }
 
-// Tensor map of `rank` dimensions; `strides` are those of dimensions 1 and up.
-nb::bytes tensor_map(jax_fp4::u64 address, jax_fp4::u32 data_type,
-                     const std::vector<jax_fp4::u64>& dims,
-                     const std::vector<jax_fp4::u64>& strides, const std::vector<jax_fp4::u32>& box,
-                     const std::vector<jax_fp4::u32>& element_strides, jax_fp4::u32 interleave,
-                     jax_fp4::u32 swizzle, jax_fp4::u32 l2_promotion, jax_fp4::u32 oob_fill) {
-  const std::size_t rank = dims.size();
-  if (rank > sim::kMaxTensorRank)
-    throw std::invalid_argument("tensorRank: expected 1 to 5, got " + std::to_string(rank));
-  if (strides.size() + 1 != rank || box.size() != rank || element_strides.size() != rank)
-    throw std::invalid_argument("box and element_strides need a number for each of the " +
-                                std::to_string(rank) +
-                                " dimensions, strides one for each but the first");
-  sim::TensorMap map;
-  map.data_type = data_type;
-  map.rank = static_cast<jax_fp4::u32>(rank);
-  map.address = address;
-  for (std::size_t d = 0; d < rank; ++d) {
-    map.dims[d] = dims[d];
-    map.strides[d] = d > 0 ? strides[d - 1] : sim::element_bits(data_type) / 8;
-    map.box[d] = box[d];
-    map.element_strides[d] = element_strides[d];
-  }
-  map.interleave = interleave;
-  map.swizzle = swizzle;
-  map.l2_promotion = l2_promotion;
-  map.oob_fill = oob_fill;
-  if (const std::string wrong = sim::check(map); !wrong.empty()) throw std::invalid_argument(wrong);
-  jax_fp4::u8 bytes[sim::kTensorMapBytes];
-  sim::encode(map, bytes);
-  return nb::bytes(reinterpret_cast<const char*>(bytes), sizeof bytes);
-}
-
 }  // namespace
 
 NB_MODULE(_sim, m) {

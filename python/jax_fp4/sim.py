@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from jax_fp4 import _sim
+from jax_fp4._sim_report import Checks, Parameter, Report
 from jax_fp4._sim_tensor_map import native_arguments
 
 Size = int | Sequence[int]
@@ -54,57 +55,6 @@ class SimulationError(RuntimeError):
         self.kind = kind
         self.line = line
         self.report = report
-
-
-@dataclass(frozen=True)
-class Checks:
-    """What is watched besides bounds, alignment, divergence and deadlock, which always are.
-
-    Attributes:
-        races: accesses to shared memory that no barrier or atomic orders.
-        uninitialized: reads of registers and memory that nothing has written.
-    """
-
-    races: bool = True
-    uninitialized: bool = True
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a launch did.
-
-    Attributes:
-        seed: of the schedule.
-        instructions: executed by warps.
-        lane_instructions: executed by lanes whose guard held.
-        by_class: instructions of warps by class: integer, floating, convert, memory, control, warp.
-        bytes_read: by memory space.
-        bytes_written: by memory space.
-        by_line: instructions of warps by PTX line.
-        trace: hash of the schedule; equal seeds give equal traces.
-        warnings: what is probably harmless, such as racing writes of one value.
-    """
-
-    seed: int
-    instructions: int
-    lane_instructions: int
-    by_class: dict[str, int]
-    bytes_read: dict[str, int]
-    bytes_written: dict[str, int]
-    by_line: dict[int, int] = field(repr=False)
-    trace: int
-    warnings: list[str]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A kernel parameter: name, PTX type, place in the parameter block."""
-
-    name: str
-    type: str
-    offset: int
-    bytes: int
-    is_array: bool
 
 
 @dataclass(frozen=True)
@@ -378,44 +328,6 @@ class Module:
                 p.name, key, array.nbytes, array.flags.writeable, True
             )
         return mapped[key]
-
-
-def tensor_map(
-    address: int,
-    dims: Sequence[int],
-    strides: Sequence[int],
-    box: Sequence[int],
-    data_type: str,
-    swizzle: str = "none",
-    interleave: str = "none",
-    element_strides: Sequence[int] | None = None,
-    oob_fill: str = "zeros",
-) -> bytes:
-    """What cuTensorMapEncodeTiled gives: the 128 bytes of a tensor map, for a kernel parameter.
-
-    Args:
-        address: where the tensor starts; `Machine.address(array)` is that of an array.
-        dims: elements in each dimension, the innermost first, as in PTX coordinates.
-        strides: bytes from one element to the next, for each dimension but the innermost.
-        box: elements in each dimension that one copy moves.
-        data_type: CUtensorMapDataType without its prefix, in lower case: "uint8", "bfloat16",
-            "16u4_align8b", ...
-        swizzle: CUtensorMapSwizzle likewise: "none", "32b", "64b", "128b", "128b_atom_32b", ...
-        interleave: CUtensorMapInterleave likewise: "none", "16b", "32b".
-        element_strides: of the traversal; all 1 by default.
-        oob_fill: what elements outside the tensor read as: "zeros" or "nan".
-
-    Returns:
-        The bytes; their format is the machine's own.
-
-    Raises:
-        ValueError: for what the driver would refuse; the text names the argument.
-    """
-    return _sim.tensor_map(
-        *native_arguments(
-            address, dims, strides, box, data_type, swizzle, interleave, element_strides, oob_fill
-        )
-    )
 
 
 def tensor_map(

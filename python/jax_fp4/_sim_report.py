@@ -1,0 +1,56 @@
+"""What the PTX machine is told to watch, and what it tells of a launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What is watched besides bounds, alignment, divergence and deadlock, which always are.
+
+    Attributes:
+        races: accesses to shared memory that no barrier or atomic orders.
+        uninitialized: reads of registers and memory that nothing has written.
+    """
+
+    races: bool = True
+    uninitialized: bool = True
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch did.
+
+    Attributes:
+        seed: of the schedule.
+        instructions: executed by warps.
+        lane_instructions: executed by lanes whose guard held.
+        by_class: instructions of warps by class: integer, floating, convert, memory, control, warp.
+        bytes_read: by memory space.
+        bytes_written: by memory space.
+        by_line: instructions of warps by PTX line.
+        trace: hash of the schedule; equal seeds give equal traces.
+        warnings: what is probably harmless, such as racing writes of one value.
+    """
+
+    seed: int
+    instructions: int
+    lane_instructions: int
+    by_class: dict[str, int]
+    bytes_read: dict[str, int]
+    bytes_written: dict[str, int]
+    by_line: dict[int, int] = field(repr=False)
+    trace: int
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A kernel parameter: name, PTX type, place in the parameter block."""
+
+    name: str
+    type: str
+    offset: int
+    bytes: int
+    is_array: bool

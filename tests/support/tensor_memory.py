@@ -1,6 +1,8 @@
 """Kernels that use tensor memory: their beginning and end, the registers of tcgen05.ld and st."""
 
-SHARED = ".shared .align 16 .b8 smem[16384]; .shared .align 8 .b64 bar; .shared .align 4 .b32 slot;"
+SHARED = (
+    ".shared .align 1024 .b8 smem[16384]; .shared .align 8 .b64 bar; .shared .align 4 .b32 slot;"
+)
 
 # Registers per thread of .x1, lanes, columns of .x1, largest repetition (PTX ISA 9.7.16.8.1).
 SHAPES = {

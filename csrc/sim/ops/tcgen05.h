@@ -24,4 +24,14 @@ inline u32 uniform(Warp& w, const Code& c, u32 mask, u32 slot, const char* what)
   return values[first];
 }
 
+// Each lane issues an operation of its own where one is meant (PTX ISA 9.7.16.5).
+inline void warn_of_lanes(Warp& w, const Code& c, u32 mask) {
+  if (std::has_single_bit(mask)) return;
+  w.launch->warn(c.line, 0, [&] {
+    return "issued by " + std::to_string(std::popcount(mask)) +
+           " lanes, each of which starts an operation of its own; one thread is to issue it\n  " +
+           w.where(c, std::countr_zero(mask));
+  });
+}
+
 }  // namespace jax_fp4::sim

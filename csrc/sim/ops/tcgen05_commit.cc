@@ -1,0 +1,73 @@
+// tcgen05.commit (PTX ISA 9.7.16.12): one arrival at an mbarrier, or at those of several CTAs, when all that the
+// warp's pipe has been given before is done.
+#include <bit>
+
+#include "sim/machine/async.h"
+#include "sim/ops/tcgen05.h"
+
+namespace jax_fp4::sim {
+namespace {
+
+class CommitOperation : public AsyncOperation {
+ public:
+  CommitOperation(Warp& issuer, const Code& c, int issuing_lane, u64 address, u32 ranks)
+      : AsyncOperation(issuer, c, issuing_lane, Clock::pipe), address_(address), ranks_(ranks) {}
+
+  // A CTA may exit before a commit of its own has arrived in it: nobody waits for that any more.
+  bool uses(const Cta& cta) const override {
+    return &cta != warp->cta && cta.cluster == warp->cta->cluster && (ranks_ >> cta.rank & 1);
+  }
+
+  void perform() override {
+    const Cta& own = *warp->cta;
+    for (u32 rest = ranks_; rest != 0; rest &= rest - 1) {
+      const u32 rank = static_cast<u32>(std::countr_zero(rest));
+      if (rank == own.rank && own.exited == own.threads) {
+        warp->launch->warn(code->line, 0, [&] {
+          return "the CTA has exited before this commit arrives at its mbarrier\n  " +
+                 warp->where(*code, lane);
+        });
+        continue;
+      }
+      signal(u64{rank} << kRankShift | address_, 1, 0);
+    }
+  }
+
+ private:
+  u64 address_;  // relative to a CTA
+  u32 ranks_;    // of the CTAs, a bit each
+};
+
+void commit_lanes(Warp& w, const Code& c, u32 mask) {
+  warn_of_lanes(w, c, mask);
+  const u32 ctas = static_cast<u32>(w.cta->cluster->ctas.size());
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    u64 address = address_of(w, c, lane, c.src[0], 0);
+    if (c.space == Space::generic && resolve_generic(address) != Space::shared_cluster)
+      w.fault(c, lane, FaultKind::mbarrier, "an mbarrier lies in shared memory");
+    const u64 rank = address >> kRankShift;
+    if (rank >= ctas) {
+      w.fault(c, lane, FaultKind::out_of_bounds,
+              "the address names rank " + std::to_string(rank) + " of a cluster of " +
+                  std::to_string(ctas));
+    }
+    const u32 ranks = c.src[1] == kNoSlot ? 1u << rank : w.in(c.src[1])[lane];
+    if (ranks == 0 || ranks >> ctas != 0) {
+      w.fault(c, lane, FaultKind::argument,
+              "the mask " + std::to_string(ranks) + " names no CTA, or one that a cluster of " +
+                  std::to_string(ctas) + " does not have");
+    }
+    w.launch->issue(
+        std::make_unique<CommitOperation>(w, c, lane, address & kSharedOffsetMask, ranks));
+  }
+}
+
+}  // namespace
+
+Exec tcgen05_commit(const Form& form, Code& code) {
+  code.space = form.has("shared::cluster") ? Space::shared_cluster : Space::generic;
+  return commit_lanes;
+}
+
+}  // namespace jax_fp4::sim

@@ -145,6 +145,17 @@ bool matches(const Row& row, const Instruction& instruction, Form& form) {
   return next_type == types.size() && others.empty();
 }
 
+// Whether the operands have the number and the syntax that a row wants: an address or not, a vector or not.
+bool operands_fit(const Row& row, const Instruction& instruction) {
+  for (std::size_t n = 0; n < instruction.operands.size(); ++n) {
+    const OperandKind kind = instruction.operands[n].kind;
+    const OperandSpec& spec = row.specs[n];
+    if ((kind == OperandKind::address) != (spec.kind == OperandSpec::address)) return false;
+    if (kind == OperandKind::vector && !spec.vector) return false;
+  }
+  return true;
+}
+
 std::string spelling(const Instruction& instruction) {
   std::string text(instruction.opcode);
   for (std::string_view modifier : instruction.modifiers) text += "." + std::string(modifier);
@@ -166,13 +177,17 @@ Chip chip_of(std::string_view target) {
 }
 
 // Targets of isa.def: "any"; "sm_90": that chip or a later one; "blackwell": the a and f targets of 10x,
-// 11x and 12x; "datacenter": those of 10x and 11x; "sm120": those of 12x; "fa": a or f target of 9x and later; "rs": 100a, 103a.
+// 11x and 12x; "datacenter": those of 10x and 11x; "datacenter_a": of these the a targets; "i8": of these all but 103a;
+// "sm120": the a and f targets of 12x; "fa": a or f target of 9x and later; "rs": 100a, 103a.
 bool target_allows(std::string_view needed, std::string_view target) {
   if (needed == "any") return true;
   const Chip chip = chip_of(target);
   const bool special = chip.suffix != '\0';
   if (needed == "blackwell") return special && chip.number >= 100;
   if (needed == "datacenter") return special && chip.number >= 100 && chip.number < 120;
+  const bool datacenter_a = chip.suffix == 'a' && chip.number >= 100 && chip.number < 120;
+  if (needed == "datacenter_a") return datacenter_a;
+  if (needed == "i8") return datacenter_a && chip.number != 103;
   if (needed == "sm120") return special && chip.number >= 120;
   if (needed == "fa") return special && chip.number >= 90;
   if (needed == "rs") return chip.suffix == 'a' && (chip.number == 100 || chip.number == 103);
@@ -211,11 +226,15 @@ Form match_form(const Module& module, const Instruction& instruction) {
     throw fail("instruction '" + spelling(instruction) +
                "' is not modelled: no row of the instruction table has this opcode");
   }
+  // Rows may differ in their operands alone. Where none has operands like those given, the first row with their
+  // number says what it expects.
   Form form;
-  bool other_operands = false;
+  const Row* first = nullptr;
+  bool fits = false, other_operands = false;
   for (u32 index : found->second) {
     const Row& row = isa_rows()[index];
-    if (!matches(row, instruction, form)) continue;
+    Form candidate;
+    if (!matches(row, instruction, candidate)) continue;
     const std::size_t given = instruction.operands.size();
     std::size_t least = 0;
     for (const OperandSpec& spec : row.specs) least += !spec.optional;
@@ -223,7 +242,15 @@ Form match_form(const Module& module, const Instruction& instruction) {
       other_operands = true;
       continue;
     }
+    fits = operands_fit(row, instruction);
+    if (first && !fits) continue;
+    first = &row;
+    form = std::move(candidate);
     form.row_index = index;
+    if (fits) break;
+  }
+  if (first) {
+    const Row& row = *first;
     if (module.version < row.ptx) {
       throw fail("'" + spelling(instruction) + "' needs .version " + std::to_string(row.ptx / 10) +
                  "." + std::to_string(row.ptx % 10) + " or newer");

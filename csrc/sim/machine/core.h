@@ -127,6 +127,7 @@ struct Warp {
   Clocks clocks;
   Clocks pipe;                              // of its tensor pipe (machine/async.h)
   u32 tensor_loads = 0, tensor_stores = 0;  // tcgen05.ld and .st that it has issued
+  u64 collected = 0;  // A in its collector buffer: matrix descriptor or address; 0: none
   std::vector<AsyncCopy> copies;
   std::array<u32, kLanes> copy_groups{};  // committed by each lane
   std::vector<std::shared_ptr<BulkProgress>> bulk_copies;

@@ -32,7 +32,7 @@ struct Code {
   u32 dst[2] = {kNoSlot, kNoSlot};
   u32 src[8] = {kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot, kNoSlot};
   u64 immediate = 0;                     // the first operand that is an integer constant
-  i64 offset[3] = {0, 0, 0};             // of address operands
+  i64 offset[4] = {0, 0, 0, 0};          // of address operands
   u32 guard = kNoSlot;                   // predicate
   u32 target = 0;                        // branch or call target; number of a branch list
   u32 vectors[6] = {};                   // where in Program::slots the n-th vector operand starts

@@ -55,6 +55,17 @@ def test_an_allocation_waits_for_free_columns() -> None:
         np.testing.assert_array_equal(out, np.arange(64))
 
 
+def test_pairs_wait_for_free_columns() -> None:
+    """Two warps of each CTA of a pair take turns with all columns."""
+    body = (
+        f"{BEGIN} shl.b32 r6, r1, 2; add.u32 r6, r6, r3; mov.u32 r7, 0;\nL: "
+        f"{alloc('r6', 512, 2)} ld.shared.u32 r2, [r6]; {dealloc('r2', 512, 2)} "
+        "add.u32 r7, r7, 1; setp.lt.u32 p, r7, 3; @p bra L;"
+    )
+    for seed in range(20):
+        run(body, grid=2, cluster=2, block=64, machine=sim.Machine("100a", seed))
+
+
 @pytest.mark.parametrize("columns", [32, 512])
 def test_both_ctas_of_a_pair_get_the_same_columns(columns: int) -> None:
     """Whoever comes first waits; every pair of a cluster for itself."""

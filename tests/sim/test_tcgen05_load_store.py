@@ -223,9 +223,19 @@ def test_misuse_is_reported(name: str) -> None:
         "tcgen05.ld.sync.aligned.16x256b.x1.b32 {r9, r10}, [r2];",
         "tcgen05.ld.sync.aligned.16x32bx2.x1.b32 {r9}, [r2], r3;",
         "tcgen05.st.sync.aligned.16x128b.x128.b32 [r2], {r9};",
+        "tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {r9, r10}, r11, [r2];",
+        "tcgen05.shift.cta_group::1.down [r2];",
     ],
 )
 def test_forms_that_do_not_exist(text: str) -> None:
-    """Register counts that do not fit the shape and a distance in a register do not load."""
+    """Wrong register counts, a distance in a register, and what is not modelled do not load."""
     with pytest.raises(sim.PtxError):
         run(with_tensor_memory(text))
+
+
+def test_a_warp_needs_all_its_lanes() -> None:
+    """A warp of 16 threads cannot load or store."""
+    with pytest.raises(sim.SimulationError) as caught:
+        run(with_tensor_memory(f"\n{ST}"), block=16)
+    assert (caught.value.kind, caught.value.line) == ("divergence", FIRST_LINE + 2)
+    assert "take all 32 lanes" in str(caught.value)

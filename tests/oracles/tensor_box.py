@@ -4,7 +4,7 @@ Bytes of shared memory are named by the offset from where the box starts; elemen
 their bits, so that types of 4 and 6 bits need no case of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -142,3 +142,47 @@ def image(
     result, mask = np.zeros(size, np.uint8), np.zeros(size, bool)
     result[places], mask[places] = data, written
     return result, mask
+
+
+def linear_of(shared: np.ndarray, swizzle: str, base: int) -> np.ndarray:
+    """The bytes of a box without its swizzle."""
+    return shared[[swizzled(k, swizzle, base) for k in range(shared.size)]]
+
+
+def stored(
+    tensor: Tensor,
+    memory: np.ndarray,
+    shared: np.ndarray,
+    coordinates: Sequence[int],
+    base: int,
+    rows: Sequence[int] | None = None,
+    reduce: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """The tensor's memory after a box of shared memory was stored, or reduced into it.
+
+    Args:
+        tensor: the map.
+        memory: uint8, what lies at the tensor's address.
+        shared: uint8, the box.
+        coordinates: of the box.
+        base: shared address of the box.
+        rows: of .tile::scatter4.
+        reduce: new elements of old ones and those of the box, as bytes of each.
+
+    Returns:
+        The memory; nothing outside the tensor has changed.
+    """
+    bits, sixteen = TYPES[tensor.data_type]
+    linear = np.unpackbits(linear_of(shared, tensor.swizzle, base), bitorder="little")
+    result = np.unpackbits(memory, bitorder="little")
+    for number, at in elements_of(tensor, coordinates, rows):
+        if at is None:
+            continue
+        start = number // 16 * sixteen * 8 + number % 16 * bits
+        value = linear[start : start + bits]
+        if reduce is not None:
+            old = np.packbits(result[at : at + bits], bitorder="little")
+            new = reduce(old, np.packbits(value, bitorder="little"))
+            value = np.unpackbits(new.view(np.uint8), bitorder="little")
+        result[at : at + bits] = value
+    return np.packbits(result, bitorder="little")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from jax_fp4 import sim
 from oracles.tensor_box import SWIZZLES, TYPES, Tensor, image
+from support.tensor_boxes import boxes, extent
 from support.tensor_copy import (
     COPY_OUT,
     FIRST_LINE,
@@ -46,46 +47,6 @@ def loaded(
     np.testing.assert_array_equal(out, expected)
 
 
-@st.composite
-def boxes(draw: st.DrawFn) -> tuple[Tensor, tuple[int, ...], int]:
-    """A tensor map of any rank, type and swizzle, coordinates around its edges, and a place."""
-    name = draw(st.sampled_from(sorted(TYPES)))
-    bits, sixteen = TYPES[name]
-    padded = sixteen * 8 != bits * 16
-    swizzle = draw(
-        st.sampled_from(["none", "128b", "128b_atom_32b"] if padded else sorted(SWIZZLES))
-    )
-    span = SWIZZLES[swizzle][0]
-    align = 32 if padded else 16
-    if padded:
-        inner = 128
-    elif span:
-        inner = span * 8 // bits
-    else:
-        inner = draw(st.integers(1, min(8, 256 * bits // 128))) * 128 // bits
-    unit = 128 if padded else 2 if bits == 4 else 1
-    rank = draw(st.integers(1, 5))
-    dims = [draw(st.integers(1, 3 if padded else 2 * inner // unit)) * unit]
-    box, steps, strides = [inner], [draw(st.integers(1, 8))], []
-    pitch = -(-dims[0] * bits // 8 // align) * align
-    room = 40
-    for _ in range(1, rank):
-        dims.append(draw(st.integers(1, 7)))
-        box.append(draw(st.integers(1, min(9, room))))
-        room //= box[-1]
-        steps.append(draw(st.integers(1, 3)))
-        strides.append(pitch + draw(st.integers(0, 2)) * align)
-        pitch = strides[-1] * dims[-1]
-    tensor = Tensor(
-        name, tuple(dims), tuple(strides), tuple(box), swizzle, tuple(steps),
-        draw(st.sampled_from(["zeros", "nan"]))
-        if name.startswith(("float", "bfloat")) else "zeros",
-    )  # fmt: skip
-    first = draw(st.integers(-inner // unit - 1, dims[0] // unit + 1)) * unit
-    others = [draw(st.integers(-b - 1, d + 1)) for b, d in zip(box[1:], dims[1:], strict=True)]
-    return tensor, (first, *others), draw(st.integers(0, 9)) * 128
-
-
 @given(boxes(), st.integers(0, 2**32 - 1))
 @settings(max_examples=150)
 def test_loads_are_those_of_the_oracle(
@@ -93,9 +54,8 @@ def test_loads_are_those_of_the_oracle(
 ) -> None:
     """Any box: rank, strides, element strides, types with and without gaps, edges, swizzles."""
     tensor, coordinates, offset = case
-    extent = sum(s * d for s, d in zip(tensor.strides, tensor.dims[1:], strict=True))
-    size = max(extent, tensor.dims[0] * TYPES[tensor.data_type][0] // 8) + 512
-    loaded(tensor, memory_of(size, seed % 1000), coordinates, offset, seed=seed)
+    memory = memory_of(extent(tensor) + 512, seed % 1000)
+    loaded(tensor, memory, coordinates, offset, seed=seed)
 
 
 @pytest.mark.parametrize("name", sorted(TYPES))

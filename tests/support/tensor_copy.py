@@ -87,3 +87,14 @@ def load_body(rank: int, instruction: str = "", list_of: str = "") -> str:
         INIT + "@!p bra W;\nmbarrier.arrive.expect_tx.shared.b64 _, [r1], r4;\n"
         f"{name} [r3], [map, {{{coordinates}}}], [r1];\n" + WAIT + COPY_OUT
     )
+
+
+def store_body(rank: int, instruction: str = "", list_of: str = "") -> str:
+    """All threads copy `out` to shared memory, one thread stores a box of it and waits for that."""
+    name = instruction or f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
+    coordinates = list_of or ", ".join(f"c{d}" for d in range(rank))
+    return (
+        COPY_IN + "fence.proxy.async.shared::cta; bar.sync 0; @!p bra W;\n"
+        f"{name} [map, {{{coordinates}}}], [r3];\n"
+        "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;\nW:\n"
+    )

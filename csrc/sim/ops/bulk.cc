@@ -92,8 +92,7 @@ void commit(Warp& w, const Code&, u32 mask) {
 void wait(Warp& w, const Code& c, u32 mask) {
   const bool reads = c.variant & kReads;
   const auto awaited = [&](const BulkProgress& copy) {
-    const u64 keep = w.in(c.src[0])[copy.lane];
-    return (mask >> copy.lane & 1) && copy.group + keep < w.bulk_groups[copy.lane];
+    return (mask >> copy.lane & 1) && copy.group + c.immediate < w.bulk_groups[copy.lane];
   };
   for (const auto& copy : w.bulk_copies) {
     if (awaited(*copy) && !(reads ? copy->read : copy->written)) {
@@ -111,7 +110,7 @@ void wait(Warp& w, const Code& c, u32 mask) {
 Exec cp_bulk_commit(const Form&, Code&) { return commit; }
 Exec cp_bulk_wait(const Form& form, Code& code) {
   code.variant = form.has("read") ? kReads : 0;
-  return wait;
+  return code.src[0] & kConstant ? wait : nullptr;
 }
 
 }  // namespace jax_fp4::sim

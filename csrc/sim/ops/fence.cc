@@ -16,6 +16,13 @@ void fence_inits(Warp& w, const Code&, u32) {
   w.advance_clock();
 }
 
+// What others did before a releasing fence, and passed on through a relaxed cluster barrier, is visible to
+// engines whose work this warp causes (the pair of fences around cluster launch control).
+void acquire_async(Warp& w, const Code&, u32) {
+  join(w.clocks.seen, w.clocks.inits);
+  join(w.clocks.fenced, w.clocks.inits);
+}
+
 void nothing(Warp&, const Code&, u32) {}
 
 }  // namespace
@@ -23,10 +30,10 @@ void nothing(Warp&, const Code&, u32) {}
 // Within a CTA barriers order initialisations anyway.
 Exec fence(const Form& form, Code&) { return form.has("cta") ? nothing : fence_inits; }
 Exec fence_mbarrier_init(const Form&, Code&) { return fence_inits; }
-// Global memory has no clocks, so a fence for it alone orders nothing here; an acquiring fence is
-// for this warp's reads of what an engine wrote, which the completion has fenced.
+// Global memory has no clocks, so a fence for it alone orders nothing here.
 Exec fence_proxy_async(const Form& form, Code&) {
-  return form.has("global") || form.has("acquire") ? nothing : fence_async;
+  return form.has("global") ? nothing : fence_async;
 }
+Exec fence_proxy_acquire(const Form&, Code&) { return acquire_async; }
 
 }  // namespace jax_fp4::sim

@@ -2,10 +2,9 @@
 // (9.7.13).
 #include <algorithm>
 
-#include "numerics/minifloat.h"
 #include "sim/machine/quick.h"
+#include "sim/ops/atomic.h"
 #include "sim/ops/lanes.h"
-#include "sim/ops/rounding.h"
 
 namespace jax_fp4::sim {
 namespace {
@@ -25,30 +24,6 @@ bool is_strong(const Form& form) {
   for (std::string_view m : {"relaxed", "acquire", "release", "volatile", "mmio"})
     if (form.has(m)) return true;
   return false;
-}
-
-// Little-endian numbers of 1, 2, 4 or 8 bytes. (A copy of variable length through a zeroed word costs a
-// store-forwarding stall for each lane.)
-u64 get_bytes(const u8* from, u32 bytes) {
-  u16 half;
-  u32 word;
-  u64 value;
-  switch (bytes) {
-    case 1: return *from;
-    case 2: std::memcpy(&half, from, 2); return half;
-    case 4: std::memcpy(&word, from, 4); return word;
-    default: std::memcpy(&value, from, 8); return value;
-  }
-}
-void put_bytes(u8* to, u64 value, u32 bytes) {
-  const u16 half = static_cast<u16>(value);
-  const u32 word = static_cast<u32>(value);
-  switch (bytes) {
-    case 1: *to = static_cast<u8>(value); break;
-    case 2: std::memcpy(to, &half, 2); break;
-    case 4: std::memcpy(to, &word, 4); break;
-    default: std::memcpy(to, &value, 8);
-  }
 }
 
 // Code::variant of ld and st: strong access, acquires or releases.
@@ -263,69 +238,7 @@ void touch(Warp& w, const Code& c, u32 mask) {
 
 // ---- Atomics
 
-enum class AtomicOp : u16 { add, min, max, inc, dec, bit_and, bit_or, bit_xor, exchange, compare };
-constexpr std::string_view kAtomicNames[] = {"add", "min", "max", "inc",  "dec",
-                                             "and", "or",  "xor", "exch", "cas"};
 constexpr int kOrderShift = 8;  // of variant: 1 acquire, 2 release
-
-// A sum of two f16 or bf16 numbers, rounded once.
-u16 add_half(u16 a, u16 b, bool brain) {
-  const double x = brain ? decode_bf16(a) : decode_f16(a);
-  const double y = brain ? decode_bf16(b) : decode_f16(b);
-  const BinaryFormat format = brain ? kBF16 : kF16;
-  const double sum = x + y;
-  if (sum != sum) return kCanonicalNaN16;
-  if (std::isinf(sum)) return static_cast<u16>((sum < 0 ? 0x8000 : 0) | format.infinity());
-  if (sum == 0) return std::signbit(sum) ? 0x8000 : 0;
-  return static_cast<u16>(round_exact(exact_of_product_sum(x, 1.0, y), format, Rounding::nearest));
-}
-
-template <class T>
-u64 apply_typed(AtomicOp op, u64 old_bits, u64 b_bits, u64 c_bits) {
-  const T old = static_cast<T>(old_bits), b = static_cast<T>(b_bits);
-  const auto wrap = [](T x) { return static_cast<u64>(static_cast<std::make_unsigned_t<T>>(x)); };
-  switch (op) {
-    case AtomicOp::add: return wrap(static_cast<T>(old_bits + b_bits));
-    case AtomicOp::min: return wrap(std::min(old, b));
-    case AtomicOp::max: return wrap(std::max(old, b));
-    case AtomicOp::inc: return old >= b ? 0 : wrap(static_cast<T>(old_bits + 1));
-    case AtomicOp::dec: return old == 0 || old > b ? wrap(b) : wrap(static_cast<T>(old_bits - 1));
-    case AtomicOp::bit_and: return wrap(static_cast<T>(old_bits & b_bits));
-    case AtomicOp::bit_or: return wrap(static_cast<T>(old_bits | b_bits));
-    case AtomicOp::bit_xor: return wrap(static_cast<T>(old_bits ^ b_bits));
-    case AtomicOp::exchange: return wrap(b);
-    case AtomicOp::compare: return old == b ? wrap(static_cast<T>(c_bits)) : wrap(old);
-  }
-  return 0;
-}
-
-u64 apply_atomic(AtomicOp op, Type type, u64 old, u64 b, u64 c) {
-  switch (type) {
-    case Type::f32: {
-      const float sum = f32_of(static_cast<u32>(old)) + f32_of(static_cast<u32>(b));
-      return sum != sum ? kCanonicalNaN32 : bits_of(sum);
-    }
-    case Type::f64:
-      return std::bit_cast<u64>(std::bit_cast<double>(old) + std::bit_cast<double>(b));
-    case Type::f16:
-    case Type::bf16:
-      return add_half(static_cast<u16>(old), static_cast<u16>(b), type == Type::bf16);
-    case Type::f16x2:
-    case Type::bf16x2: {
-      const bool brain = type == Type::bf16x2;
-      return add_half(static_cast<u16>(old), static_cast<u16>(b), brain) |
-             static_cast<u64>(
-                 add_half(static_cast<u16>(old >> 16), static_cast<u16>(b >> 16), brain))
-                 << 16;
-    }
-    case Type::s32: return apply_typed<i32>(op, old, b, c);
-    case Type::s64: return apply_typed<i64>(op, old, b, c);
-    case Type::b16: return apply_typed<u16>(op, old, b, c);
-    case Type::u64:
-    case Type::b64: return apply_typed<u64>(op, old, b, c);
-    default: return apply_typed<u32>(op, old, b, c);
-  }
-}
 
 // Lanes act one after the other, in lane order (the PTX ISA leaves the order open).
 void atomic_lanes(Warp& w, const Code& c, u32 mask) {
@@ -402,8 +315,7 @@ Exec prefetch(const Form& form, Code& code) {
 }
 Exec atom(const Form& form, Code& code) {
   code.space = space_of(form);
-  for (u16 i = 0; i < std::size(kAtomicNames); ++i)
-    if (form.has(kAtomicNames[i])) code.variant = i;
+  code.variant = static_cast<u16>(atomic_op_of(form));
   // Programs that fence and then use a relaxed atomic are ordered by it too: the race checker treats
   // every atomic as ordering rather than report them (assumption S4).
   code.variant |= 3 << kOrderShift;

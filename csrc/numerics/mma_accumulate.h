@@ -99,9 +99,10 @@ JAX_FP4_FN MmaTerm mma_accumulator(u32 c, int zero_exponent) {
           magnitude == 0 ? zero_exponent : weight};
 }
 
-// Aligns, truncates and adds `count` terms (M5), in units of 2^last_place. It all fits into 63 bits: a group
-// of mxf4 is below 2^(weight + 12), so five terms in units of 2^(weight - 35) stay below 2^50; a
-// product of mxf8f6f4 is below 2^(weight + 2), so 33 terms in units of 2^(weight - 25) do as well.
+// Aligns, truncates and adds `count` terms (M5), in units of 2^last_place. It all fits into 63
+// bits: a group of mxf4 is below 2^(weight + 12), so five terms in units of 2^(weight - 35) stay
+// below 2^50; a product of mxf8f6f4 is below 2^(weight + 2), so 33 terms in units of 2^(weight -
+// 25) do as well.
 JAX_FP4_FN i64 mma_total(const MmaTerm* terms, int count, int guard_bits, int& last_place) {
   int largest = terms[0].weight;
   for (int i = 1; i < count; ++i)

@@ -1,20 +1,21 @@
-// The dot product of an MMA instruction without block scales (mma.sync and tcgen05.mma of f16, bf16, TF32
-// and 8-bit kinds), for one element of D, on integers.
+// The dot product of an MMA instruction without block scales (mma.sync and tcgen05.mma of f16,
+// bf16, TF32 and 8-bit kinds), for one element of D, on integers.
 //
-// The model is that of mma_accumulate.h, MMA-Sim's (arXiv 2511.10909); its assumptions, numbered on:
+// The model is that of mma_accumulate.h, MMA-Sim's (arXiv 2511.10909). Its assumptions, continued:
 //
 //   M10 A step takes 32 bytes of K (16 f16 or bf16, 8 TF32, 32 bytes of 8-bit elements) on compute
 //       capability 9.0 and later, 16 bytes on 8.x; steps follow each other in k order.
 //   M11 In a step each product is a term with the sum of its factors' exponents (M3). Terms and
-//       accumulator are truncated toward zero at 25 bits (8.x: 24) below the largest exponent and added
-//       exactly. Zero products and a zero accumulator have the exponent -133 (8.x: -132); with an f16
-//       accumulator -21 (8.x: -20).
-//   M12 An f32 result is truncated toward zero (M6), an f16 result rounded to nearest even. M7 holds; the
-//       NaN of f16 is 0x7FFF.
+//       accumulator are truncated toward zero at 25 bits (8.x: 24) below the largest exponent and
+//       added exactly. Zero products and a zero accumulator have the exponent -133 (8.x: -132);
+//       with an f16 accumulator -21 (8.x: -20).
+//   M12 An f32 result is truncated toward zero (M6), an f16 result rounded to nearest even. M7
+//       holds; the NaN of f16 is 0x7FFF.
 //   M13 TF32 operands are the upper 19 bits of their registers.
 //   M14 8-bit elements on 8.9: truncated at 13 bits, f32 results cut to 13 bits of fraction.
-//   M15 mma.sync of E4M3 and E5M2 on 9.x, 10.x and 11.x is what ptxas 12.9 makes of it: two f16 MMAs from a
-//       zero accumulator, the first over k with k % 4 in {0, 1}, then an addition of C to nearest even.
+//   M15 mma.sync of E4M3 and E5M2 on 9.x, 10.x and 11.x is what ptxas 12.9 makes of it: two f16
+//       MMAs from a zero accumulator, the first over k with k % 4 in {0, 1}, then an addition of C
+//       to nearest even.
 //   M16 Integer kinds add exactly; .satfinite clamps the whole sum, without it the sum wraps.
 #pragma once
 
@@ -111,8 +112,8 @@ JAX_FP4_FN u32 mma_plain(const MmaNumber* a, const MmaNumber* b, int count, u32 
   return c;
 }
 
-// M15: `a` and `b` hold 8-bit elements as f16 numbers (mma_number of the f16 of equal value); `core` is
-// that of f16 operands.
+// M15: `a` and `b` hold 8-bit elements as f16 numbers (mma_number of the f16 of equal value);
+// `core` is that of f16 operands.
 JAX_FP4_FN u32 mma_fp8_by_f16(const MmaNumber* a, const MmaNumber* b, int count, u32 c,
                               const MmaCore& core, MmaSum sum = MmaSum::model) {
   if (sum != MmaSum::model) return mma_plain(a, b, count, c, core, sum);

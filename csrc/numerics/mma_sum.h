@@ -1,5 +1,5 @@
-// Sums of products that round less, or otherwise, than a tensor core is assumed to: to be set beside its
-// model (mma_accumulate.h), and to tell an error of a kernel from an error of the model.
+// Sums of products that round less, or otherwise, than a tensor core is assumed to: to be set
+// beside its model (mma_accumulate.h), and to tell an error of a kernel from an error of the model.
 #pragma once
 
 #include "minifloat.h"
@@ -13,8 +13,8 @@ enum class MmaSum : u8 {
   f32_chain,  // product after product in k order, every partial sum rounded to nearest even in f32
 };
 
-// significand * 2^exponent, as the tensor-core model sees a term: `weight` is the exponent that takes
-// part in the alignment, which is not that of the significand's leading bit.
+// significand * 2^exponent, as the tensor-core model sees a term: `weight` is the exponent that
+// takes part in the alignment, which is not that of the significand's leading bit.
 struct MmaTerm {
   i64 significand;
   int exponent;
@@ -22,8 +22,8 @@ struct MmaTerm {
 };
 
 // A sum in fixed point that holds every product and accumulator of every kind exactly. The smallest
-// place is 2^-286: two E5M2 subnormals (2^-16) times two UE8M0 scales (2^-127). The largest term is below
-// 2^286: 57344^2 * 2^254.
+// place is 2^-286: two E5M2 subnormals (2^-16) times two UE8M0 scales (2^-127). The largest term is
+// below 2^286: 57344^2 * 2^254.
 struct ExactSum {
   static constexpr int kLowest = -288;
   static constexpr int kWords = 10;  // two's complement, least significant first

@@ -226,7 +226,7 @@ def test_warps_may_wait_for_each_other_through_global_memory() -> None:
 
 
 def test_instructions_that_only_order_or_advise() -> None:
-    """Fences, griddepcontrol and setmaxnreg run and change no value."""
+    """Fences and griddepcontrol run and change no value."""
     fences = " ".join(
         f"fence.{o}.{s};"
         for o in ("sc", "acq_rel", "acquire", "release")
@@ -235,8 +235,7 @@ def test_instructions_that_only_order_or_advise() -> None:
     fences += " ".join(f"fence.{s};" for s in ("cta",)) if False else ""
     got = collect(
         f"{fences} membar.cta; membar.gl; membar.sys; griddepcontrol.wait; "
-        "griddepcontrol.launch_dependents; setmaxnreg.inc.sync.aligned.u32 64; "
-        "setmaxnreg.dec.sync.aligned.u32 40; mov.u32 r9, 3;"
+        "griddepcontrol.launch_dependents; mov.u32 r9, 3;"
     )
     assert (got == 3).all()
 

@@ -355,3 +355,24 @@ def test_tf32(mode: str) -> None:
                 return (code - 1 if finite and code & 0x3FFFF == 0x3FC00 else code) << 13  # noqa: B023
 
             np.testing.assert_array_equal(got, np.array([oracle(float(v)) for v in x], np.uint32))
+
+
+@pytest.mark.parametrize("kind", ["u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"])
+def test_pack(kind: str) -> None:
+    """cvt.pack clamps a and b; b lies in the low bits, a above it, then the low bits of c."""
+    bits, signed = int(kind[1:]), kind[0] == "s"
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    edges = [low - 1, low, low + 1, -1, 0, 1, high - 1, high, high + 1, -(2**31), 2**31 - 1]
+    a, b = (x.ravel() for x in np.meshgrid(edges, edges))
+    c = np.random.default_rng(1).integers(0, 1 << 32, len(a), np.uint32)
+    cut = (1 << bits) - 1
+    want = (np.clip(b, low, high) & cut) | (np.clip(a, low, high) & cut) << bits
+    inputs = [x.astype(np.int32).view(np.uint32) for x in (a, b)]
+    if bits == 16:
+        (got,) = evaluate(f"cvt.pack.sat.{kind}.s32 {{d0}}, {{s0}}, {{s1}};", inputs, [32])
+    else:
+        want |= c.astype(np.int64) << 2 * bits
+        (got,) = evaluate(
+            f"cvt.pack.sat.{kind}.s32.b32 {{d0}}, {{s0}}, {{s1}}, {{s2}};", [*inputs, c], [32]
+        )
+    np.testing.assert_array_equal(got, (want & 0xFFFFFFFF).astype(np.uint32))

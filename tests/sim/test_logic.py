@@ -45,6 +45,20 @@ def test_logic_on_predicates() -> None:
     np.testing.assert_array_equal(got, a)
 
 
+def test_integers_are_predicates() -> None:
+    """As a source operand 0 is false and every other integer true."""
+    a = np.array([0, 1], np.uint8)
+    for text, want in (
+        ("mov.pred {d0}, -1;", [1, 1]),
+        ("mov.pred {d0}, 0;", [0, 0]),
+        ("and.pred {d0}, {s0}, 2;", [0, 1]),
+        ("or.pred {d0}, 0, {s0};", [0, 1]),
+        ("xor.pred {d0}, {s0}, 1;", [1, 0]),
+    ):
+        (got,) = evaluate(text, [a], [1], predicates=(0,))
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("table", [0x00, 0x80, 0xE8, 0x96, 0x3C, 0xFF, 0x1B])
 def test_lop3_looks_up_its_table(table: int) -> None:
     """Bit 4a + 2b + c of the table is the result for bits a, b, c."""

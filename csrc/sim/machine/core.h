@@ -117,6 +117,7 @@ struct Warp {
   u32 carry = 0;            // the condition code of add.cc and its like
   u32 cluster_arrived = 0;  // lanes between barrier.cluster.arrive and .wait
   u32 cluster_phase = 0;    // of the barrier when they arrived
+  u32 register_count = 0;   // of a thread, since setmaxnreg; 0: as launched
   u32* registers = nullptr;
   const u32* constants = nullptr;
   u32* written = nullptr;  // by block: lanes that hold a value
@@ -153,9 +154,9 @@ struct Warp {
     return reinterpret_cast<Lane32*>(registers + static_cast<std::size_t>(slot) * kLanes);
   }
   Lane64* out64(u32 slot) { return reinterpret_cast<Lane64*>(out(slot)); }
-  // A predicate source, with its negation applied.
+  // A predicate source, with its negation applied. kConstant: true.
   u32 predicate(u32 slot) const {
-    const u32 value = predicates[slot & ~kNegated];
+    const u32 value = (slot & kConstant) ? kAllLanes : predicates[slot & ~kNegated];
     return (slot & kNegated) ? ~value : value;
   }
   void set_predicate(u32 slot, u32 mask, u32 values) {
@@ -225,6 +226,7 @@ struct Cta {
   NamedBarrier barriers[kNamedBarriers];
   u32 threads = 0;
   u32 exited = 0;
+  u32 free_registers = 0;  // given back by setmaxnreg.dec
   bool triggered = false;  // has executed griddepcontrol.launch_dependents, or has exited
 
   void trigger();
@@ -249,6 +251,7 @@ struct MbarrierRecord {
 // What a fragment waits for, where asynchronous operations end the wait.
 inline constexpr std::string_view kWaitsForMbarrier = "an mbarrier";
 inline constexpr std::string_view kWaitsForGrids = "the grids before this one";
+inline constexpr std::string_view kWaitsForRegisters = "registers that other warps give back";
 // What a fragment waits for at tcgen05.alloc and .dealloc.
 inline constexpr std::string_view kWaitsForTensorMemory = "columns of tensor memory to be free";
 inline constexpr std::string_view kWaitsForPeer =

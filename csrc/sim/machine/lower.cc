@@ -183,6 +183,7 @@ class Lowerer {
     }
     directive("reqntid", program_->required_block);
     directive("maxntid", program_->max_block);
+    directive("maxnreg", program_->max_registers);
     directive("reqnctapercluster", program_->required_cluster);
   }
 
@@ -532,6 +533,12 @@ class Lowerer {
       }
       u32 slot;
       u32 flag = 0;
+      // An integer is a predicate too: false where it is 0 (PTX ISA 4.5.3).
+      if (spec.kind == OperandSpec::predicate && !spec.destination &&
+          first->kind == OperandKind::integer) {
+        code.src[next_source++] = kConstant | (first->bits == 0 ? kNegated : 0);
+        continue;
+      }
       if (spec.kind == OperandSpec::predicate) {
         slot = predicate_slot(*first, i.line);
         flag = kPredicate;

@@ -158,6 +158,7 @@ struct Program {
   u32 dynamic_shared_align = 1;
   u32 required_block[3] = {0, 0, 0};
   u32 max_block[3] = {0, 0, 0};
+  u32 max_registers[3] = {0, 0, 0};  // .maxnreg: the first
   u32 required_cluster[3] = {0, 0, 0};
   u32 cta_group = 0;           // of its tcgen05 instructions; 0: none says one
   bool tensor_memory = false;  // uses tensor memory

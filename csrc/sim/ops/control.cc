@@ -239,6 +239,48 @@ void grid_trigger(Warp& w, const Code&, u32) {
   w.cta->trigger();
 }
 
+// ---- Registers of a warp (PTX ISA 9.7.19.5)
+
+constexpr u32 kRegisterGranule = 8, kFewestRegisters = 24, kMostRegisters = 256;
+constexpr u32 kRegistersOfSm = 65536;
+
+// Registers of a thread when the CTA starts: .maxnreg, or what the compiler gives a kernel that
+// declares its block's size and wants one CTA an SM.
+u32 launched_registers(const Warp& w) {
+  const u32 limit = w.launch->program->max_registers[0];
+  const u32 threads = static_cast<u32>(w.cta->warps.size()) * kLanes;
+  const u32 most = limit != 0 ? limit : kRegistersOfSm / threads;
+  return std::min(most, kMostRegisters) / kRegisterGranule * kRegisterGranule;
+}
+
+void set_registers(Warp& w, const Code& c, u32 mask) {
+  if (!w.converged(c, mask)) return;
+  const int first = std::countr_zero(mask);
+  const u32 wanted = w.in(c.src[0])[first];
+  const u32 held = w.register_count != 0 ? w.register_count : launched_registers(w);
+  const auto refuse = [&](const std::string& why) {
+    w.fault(c, first, FaultKind::argument, "setmaxnreg to " + std::to_string(wanted) + ": " + why);
+  };
+  if (wanted % kRegisterGranule != 0 || wanted < kFewestRegisters || wanted > kMostRegisters)
+    refuse("a count is a multiple of 8 from 24 to 256");
+  const bool increases = c.variant != 0;
+  if (increases ? wanted < held : wanted > held)
+    refuse("a thread of this warp has " + std::to_string(held) + " registers, so ." +
+           (increases ? "inc" : "dec") + " is the wrong way");
+  u32& pool = w.cta->free_registers;
+  if (increases) {
+    if ((wanted - held) * kLanes > pool) {
+      w.block_and_retry(c, kWaitsForRegisters);
+      return;
+    }
+    pool -= (wanted - held) * kLanes;
+  } else {
+    pool += (held - wanted) * kLanes;
+    for (const auto& warp : w.cta->warps) warp->wake_all(kWaitsForRegisters);
+  }
+  w.register_count = wanted;
+}
+
 }  // namespace
 
 Exec bra(const Form&, Code&) { return branch_lanes; }
@@ -249,6 +291,10 @@ Exec exit_op(const Form&, Code&) { return exit_lanes; }
 Exec trap(const Form&, Code&) { return trap_lanes; }
 Exec hint(const Form&, Code&) { return nothing; }
 Exec griddepcontrol(const Form& form, Code&) { return form.has("wait") ? grid_wait : grid_trigger; }
+Exec setmaxnreg(const Form& form, Code& code) {
+  code.variant = form.has("inc");
+  return set_registers;
+}
 Exec nanosleep(const Form&, Code&) { return give_up_turn; }
 Exec read_special(const Form&, Code&) { return read_special_lanes; }
 

@@ -386,8 +386,35 @@ Exec with_flags(const Form& form, Code& code) {
   return kHandler;
 }
 
+// cvt.pack: a and b clamped to a narrow type, b in the low bits, above them a, above it the low bits of
+// c. Code::variant: width of the narrow type, and whether it is signed.
+constexpr u16 kPackSigned = 1 << 8;
+void pack_integers(Warp& w, const Code& c, u32 mask) {
+  const int bits = c.variant & 0xFF;
+  const bool is_signed = c.variant & kPackSigned;
+  const i32 low = is_signed ? -(1 << (bits - 1)) : 0;
+  const i32 high = (1 << (is_signed ? bits - 1 : bits)) - 1;
+  const u32 cut = (1u << bits) - 1;
+  const In<i32> a(w, c.src[0]), b(w, c.src[1]);
+  const Lane32* rest = c.src[2] == kNoSlot ? nullptr : w.in(c.src[2]);
+  const Out<u32> d(w, c.dst[0]);
+  each_lane(mask, [&](int i) {
+    const u32 upper = static_cast<u32>(std::clamp(a[i], low, high)) & cut;
+    const u32 lower = static_cast<u32>(std::clamp(b[i], low, high)) & cut;
+    d.set(i, lower | upper << bits | (rest ? rest[i] << (2 * bits) : 0));
+  });
+}
+
 }  // namespace
 
+Exec cvt_pack(const Form& form, Code& code) {
+  for (u16 bits : {u16{2}, u16{4}, u16{8}, u16{16}}) {
+    const std::string width = std::to_string(bits);
+    if (form.has("u" + width)) code.variant = bits;
+    if (form.has("s" + width)) code.variant = static_cast<u16>(bits | kPackSigned);
+  }
+  return pack_integers;
+}
 Exec cvt_int_int(const Form& f, Code& c) { return with_flags<integer_to_integer>(f, c); }
 Exec cvt_int_float(const Form& f, Code& c) { return with_flags<float_to_integer>(f, c); }
 Exec cvt_float_int(const Form& f, Code& c) { return with_flags<integer_to_float>(f, c); }

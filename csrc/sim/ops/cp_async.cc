@@ -7,6 +7,7 @@
 // reported as uninitialised, or as a race where another warp looks.
 #include <algorithm>
 
+#include "sim/machine/async.h"
 #include "sim/ops/lanes.h"
 
 namespace jax_fp4::sim {
@@ -81,8 +82,46 @@ void wait_group(Warp& w, const Code& c, u32 mask) {
   }
 }
 
+// The arrival at an mbarrier that follows the thread's copies.
+class CopiesArrival : public AsyncOperation {
+ public:
+  CopiesArrival(const Actor& actor, u64 barrier)
+      : AsyncOperation(actor.warp, actor.code, actor.lane, Clock::slot), barrier_(barrier) {
+    generic = true;
+  }
+  void perform() override { signal(barrier_, 1, 0); }
+  bool uses(const Cta& cta) const override { return warp->cta == &cta; }
+
+ private:
+  u64 barrier_;
+};
+
+// cp.async.mbarrier.arrive (9.7.13.15.15): the copies are done now, which they may be, and the arrival
+// comes some time later. Without .noinc it is one more that the phase waits for.
+void arrive_after_copies(Warp& w, const Code& c, u32 mask) {
+  drain(w, mask, kNoIndex, false);
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    const int lane = std::countr_zero(rest);
+    const Actor actor{w, c, lane};
+    u64 address = address_of(w, c, lane, c.src[0], 0);
+    if (c.space == Space::generic) resolve_generic(address);
+    Mbarrier object(actor, Space::shared, address);
+    if (c.variant != 0) {
+      ++object.pending;
+      object.settle();
+    }
+    w.launch->issue(std::make_unique<CopiesArrival>(actor, address));
+  }
+  w.advance_clock();
+}
+
 }  // namespace
 
+Exec cp_async_arrive(const Form& form, Code& code) {
+  code.space = form.has("shared") || form.has("shared::cta") ? Space::shared : Space::generic;
+  code.variant = !form.has("noinc");
+  return arrive_after_copies;
+}
 Exec cp_async(const Form& form, Code& code) {
   code.space = Space::shared;
   // The size is an operand: a constant 4, 8 or 16; the lowering has put it into `immediate`.

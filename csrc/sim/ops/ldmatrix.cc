@@ -1,4 +1,4 @@
-// ldmatrix and stmatrix (PTX ISA 9.7.14.5): 8x8 tiles between shared memory and the lanes of a warp.
+// ldmatrix, stmatrix and movmatrix (PTX ISA 9.7.14.5) of 8x8 tiles of 16-bit elements.
 //
 // Row r of tile m lies at the address that lane 8m + r gives: 16 bytes. Lane t holds elements 2(t%4) and
 // 2(t%4)+1 of row t/4; with .trans of column t/4.
@@ -62,6 +62,25 @@ void store_tiles(Warp& w, const Code& c, u32 mask) {
   }
 }
 
+// The tile that the lanes hold, transposed among them.
+void transpose_tile(Warp& w, const Code& c, u32 mask) {
+  if (!w.converged(c, mask)) return;
+  u16 elements[kTileRows][kTileRows];
+  const In<u32> a(w, c.src[0]);
+  const Out<u32> d(w, c.dst[0]);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int half = 0; half < 2; ++half) {
+      const Place at = place_of(lane, half, false);
+      elements[at.row][at.column] = static_cast<u16>(a[lane] >> (16 * half));
+    }
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Place low = place_of(lane, 0, true), high = place_of(lane, 1, true);
+    d.set(lane, elements[low.row][low.column] | static_cast<u32>(elements[high.row][high.column])
+                                                    << 16);
+  }
+}
+
 int tiles_of(const Form& form) { return form.has("x4") ? 4 : form.has("x2") ? 2 : 1; }
 
 Exec with_tiles(const Form& form, Code& code, Exec handler) {
@@ -76,5 +95,6 @@ Exec with_tiles(const Form& form, Code& code, Exec handler) {
 
 Exec ldmatrix(const Form& form, Code& code) { return with_tiles(form, code, load_tiles); }
 Exec stmatrix(const Form& form, Code& code) { return with_tiles(form, code, store_tiles); }
+Exec movmatrix(const Form&, Code&) { return transpose_tile; }
 
 }  // namespace jax_fp4::sim

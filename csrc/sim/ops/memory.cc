@@ -1,24 +1,11 @@
-// Data movement (PTX ISA 9.7.9): mov, ld, st, cvta, isspacep, mapa, prefetch and discard; atom and red
-// (9.7.13).
+// Data movement (PTX ISA 9.7.9): mov, ld, st, cvta, isspacep, mapa, prefetch and discard.
 #include <algorithm>
 
 #include "sim/machine/quick.h"
-#include "sim/ops/atomic.h"
-#include "sim/ops/lanes.h"
+#include "sim/ops/memory_forms.h"
 
 namespace jax_fp4::sim {
 namespace {
-
-// Space that the modifiers name.
-Space space_of(const Form& form) {
-  if (form.has("global")) return Space::global;
-  if (form.has("shared") || form.has("shared::cta")) return Space::shared;
-  if (form.has("shared::cluster")) return Space::shared_cluster;
-  if (form.has("local")) return Space::local;
-  if (form.has("param") || form.has("param::entry") || form.has("param::func")) return Space::param;
-  if (form.has("const")) return Space::constant;
-  return Space::generic;
-}
 
 bool is_strong(const Form& form) {
   for (std::string_view m : {"relaxed", "acquire", "release", "volatile", "mmio"})
@@ -236,35 +223,18 @@ void touch(Warp& w, const Code& c, u32 mask) {
   }
 }
 
-// ---- Atomics
+// A cache policy is opaque and has no effect here: one value stands for all.
+constexpr u64 kCachePolicy = 0x1000'0000'0000'0000;
+void make_policy(Warp& w, const Code& c, u32 mask) {
+  const Out<u64> d(w, c.dst[0]);
+  each_lane(mask, [&](int i) { d.set(i, kCachePolicy); });
+}
 
-constexpr int kOrderShift = 8;  // of variant: 1 acquire, 2 release
-
-// Lanes act one after the other, in lane order (the PTX ISA leaves the order open).
-void atomic_lanes(Warp& w, const Code& c, u32 mask) {
-  const Type type = w.launch->program->forms[c.form].types[0];
-  const u32 bytes = static_cast<u32>(bits_of_type(type)) / 8;
-  const AtomicOp op = static_cast<AtomicOp>(c.variant & 0xFF);
-  const bool acquire = c.variant >> kOrderShift & 1, release = c.variant >> kOrderShift & 2;
-  const auto read = [&](u32 slot, int lane) -> u64 {
-    if (slot == kNoSlot) return 0;
-    return bytes == 8 ? w.in64(slot)[lane] : w.in(slot)[lane];
-  };
-  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
-    const int lane = std::countr_zero(rest);
-    const u64 address = address_of(w, c, lane, c.src[0], 0);
-    if (acquire || release) synchronize_through(w, address, acquire, release);
-    u8* data = access(w, c, lane, c.space, address, bytes, AccessKind::atomic);
-    const u64 old = get_bytes(data, bytes);
-    const u64 result = apply_atomic(op, type, old, read(c.src[1], lane), read(c.src[2], lane));
-    put_bytes(data, result, bytes);
-    if (c.dst[0] == kNoSlot) continue;
-    if (bytes == 8) {
-      w.out64(c.dst[0])[lane] = old;
-    } else {
-      w.out(c.dst[0])[lane] = static_cast<u32>(old);
-    }
-  }
+// Whether the operand has as many registers as the modifiers say. A row with a choice of one vector
+// size is that of 256 bits; the others stop at 128.
+bool fits_vector(const Form& form, const Code& code) {
+  const int vector = vector_of(form), bits = vector * bits_of_type(form.type(0));
+  return code.counts[0] == vector && (bits <= 128 || (bits == 256 && form.row->ptx == 88));
 }
 
 }  // namespace
@@ -273,15 +243,13 @@ Exec ld(const Form& form, Code& code) {
   code.space = space_of(form);
   code.variant =
       static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("acquire") ? kOrders : 0));
-  const int vector = form.has("v2") ? 2 : form.has("v4") ? 4 : form.has("v8") ? 8 : 1;
-  return code.counts[0] == vector ? load_lanes : nullptr;
+  return fits_vector(form, code) ? load_lanes : nullptr;
 }
 Exec st(const Form& form, Code& code) {
   code.space = space_of(form);
   code.variant =
       static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("release") ? kOrders : 0));
-  const int vector = form.has("v2") ? 2 : form.has("v4") ? 4 : form.has("v8") ? 8 : 1;
-  return code.counts[0] == vector ? store_lanes : nullptr;
+  return fits_vector(form, code) ? store_lanes : nullptr;
 }
 Exec mov(const Form& form, Code& code) {
   const int total = bits_of_type(form.type(0));
@@ -313,13 +281,6 @@ Exec prefetch(const Form& form, Code& code) {
   code.space = space_of(form);
   return touch;
 }
-Exec atom(const Form& form, Code& code) {
-  code.space = space_of(form);
-  code.variant = static_cast<u16>(atomic_op_of(form));
-  // Programs that fence and then use a relaxed atomic are ordered by it too: the race checker treats
-  // every atomic as ordering rather than report them (assumption S4).
-  code.variant |= 3 << kOrderShift;
-  return atomic_lanes;
-}
+Exec createpolicy(const Form&, Code&) { return make_policy; }
 
 }  // namespace jax_fp4::sim

@@ -1,8 +1,9 @@
-// mma.sync of kinds mxf4nvf4, mxf4 and mxf8f6f4 (PTX ISA 9.7.14.5.14): D = A * B + C, one warp, 16x8 outputs,
-// 64 (4-bit kinds) or 32 elements of K. Fragments: mma_fragments.h; sum: numerics/mma_accumulate.h.
+// mma.sync of kinds mxf4nvf4, mxf4 and mxf8f6f4 (PTX ISA 9.7.14.5.14): D = A * B + C, one warp,
+// 16x8 outputs, 64 (4-bit kinds) or 32 elements of K. Fragments: mma_fragments.h; sum:
+// numerics/mma_accumulate.h.
 //
-// Scales of row g come from the lane with t = 2 thread_id_a, of row g + 8 from t = 2 thread_id_a + 1; of
-// column g from the lane with t = thread_id_b. byte_id names the first byte that is used.
+// Scales of row g come from the lane with t = 2 thread_id_a, of row g + 8 from t = 2 thread_id_a +
+// 1; of column g from the lane with t = thread_id_b. byte_id names the first byte that is used.
 #include "numerics/mma_accumulate.h"
 #include "sim/ops/mma_fragments.h"
 

@@ -1,5 +1,6 @@
-// mma.sync without block scales (PTX ISA 9.7.14.5.14): D = A * B + C, one warp, 16x8 outputs, of f16, bf16,
-// TF32, 8-bit floating point and 8-bit integers. Fragments: mma_fragments.h; sum: numerics/mma_plain.h.
+// mma.sync without block scales (PTX ISA 9.7.14.5.14): D = A * B + C, one warp, 16x8 outputs, of
+// f16, bf16, TF32, 8-bit floating point and 8-bit integers. Fragments: mma_fragments.h; sum:
+// numerics/mma_plain.h.
 #include "numerics/mma_plain.h"
 
 #include <algorithm>

@@ -91,7 +91,7 @@ std::vector<CUcontext>& thread_contexts() {
 }
 
 ShimState::ShimState(ShimOptions given) : options(std::move(given)) {
-  for (const std::string& sm : options.devices) Machine check(sm);  // refuses what is no chip
+  for (std::string& sm : options.devices) sm = Machine(sm).sm();  // refuses what is no chip
   primary.resize(options.devices.size());
 }
 
@@ -225,7 +225,8 @@ CudaShim::CudaShim() : state_(std::make_unique<ShimState>(shim_options_from_envi
 CudaShim::~CudaShim() = default;
 
 CudaShim& CudaShim::instance() {
-  static CudaShim shim;
+  // Never destroyed: programs give up handles as late as they like.
+  static CudaShim& shim = *new CudaShim;
   return shim;
 }
 
@@ -250,6 +251,11 @@ void CudaShim::inject(const std::string& function, u32 nth, CUresult error) {
 std::string CudaShim::last_report() const {
   const std::scoped_lock lock(state_->mutex);
   return state_->report;
+}
+
+std::vector<std::string> CudaShim::fault_reports() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->fault_reports;
 }
 
 std::vector<std::string> CudaShim::warnings() const {
@@ -291,6 +297,11 @@ std::vector<std::string> split_devices(const std::string& names) {
     at = end + 1;
   }
   return devices;
+}
+
+bool CudaShim::owns(CUcontext context, CUdeviceptr address) {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->context_of(context).machine->global().find(address) != nullptr;
 }
 
 ShimOptions shim_options_from_environment() {

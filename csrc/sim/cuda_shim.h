@@ -92,9 +92,11 @@ class CudaShim {
   // `function` is a member of ShimApi. Throws std::invalid_argument for a name that is none.
   void inject(const std::string& function, u32 nth, CUresult error);
 
-  // Why the latest call failed, or the machine's whole report of the latest kernel fault.
+  // Why the latest call failed.
   std::string last_report() const;
-  // What the machine found doubtful and no call failed for, since the last reset.
+  // The machine's whole report of every kernel fault since the last reset.
+  std::vector<std::string> fault_reports() const;
+  // What the machine found doubtful and no call failed for, likewise.
   std::vector<std::string> warnings() const;
   // Also writes reports and warnings to stderr, for programs that cannot ask.
   void report_to_stderr(bool on);
@@ -103,6 +105,8 @@ class CudaShim {
   CUdeviceptr map(CUcontext context, std::string name, void* data, u64 bytes, bool writable,
                   bool initialized);
   void unmap(CUcontext context, CUdeviceptr address);
+  // Whether an address is device memory of a context.
+  bool owns(CUcontext context, CUdeviceptr address);
 
   ShimState& state() { return *state_; }
 

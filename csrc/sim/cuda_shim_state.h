@@ -197,7 +197,7 @@ class ShimState {
   };
   std::map<std::string, Injection> injections;
   std::string report;
-  std::vector<std::string> warnings;
+  std::vector<std::string> fault_reports, warnings;
   bool to_stderr = false;
   mutable std::mutex mutex;
 

@@ -127,9 +127,9 @@ void ShimState::run(Context& context, const std::vector<KernelLaunch>& chain) {
   for (const LaunchReport& done : context.machine->launch_chain(requests)) {
     for (const std::string& warning : done.warnings) warn(warning);
     if (!done.fault || context.stuck) continue;
-    report = done.fault->message;
+    fault_reports.push_back(done.fault->message);
     context.stuck.emplace(code_of(*done.fault),
-                          report + "\n  The context cannot be used any more.");
+                          done.fault->message + "\n  The context cannot be used any more.");
   }
   usable(context);
 }

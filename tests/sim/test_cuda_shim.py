@@ -104,6 +104,27 @@ def test_work_of_a_stream_is_done_in_order(driver: Driver) -> None:
             assert driver.download(address, zero) == 0x01010102
 
 
+def test_programmatic_launches_overlap(driver: Driver) -> None:
+    """A dependent kernel that does not wait races; without the attribute it need not wait."""
+    body = (
+        ".visible .entry k(.param .u64 x)\n{ .reg .b64 a; .reg .b32 r; ld.param.u64 a, [x];"
+        " griddepcontrol.launch_dependents;\n%s\n"
+        " ld.global.u32 r, [a]; add.u32 r, r, 1; st.global.u32 [a], r; ret; }"
+    )
+    racing, waiting = (driver.function(ptx(body % w)) for w in ("", "griddepcontrol.wait;"))
+    zero = np.zeros(1, np.uint32)
+    for function, programmatic in ((racing, 0), (waiting, 1)):
+        address = driver.upload(zero)
+        for _ in range(5):
+            driver.launch(function, address, block=(1, 1, 1), programmatic=programmatic)
+        assert driver.download(address, zero) == 5
+    for _ in range(2):
+        driver.launch(racing, address, block=(1, 1, 1), programmatic=1)
+    with pytest.raises(DriverError, match=r"race: .*griddepcontrol\.wait") as error:
+        driver.synchronize()
+    assert error.value.code == stand_in.LAUNCH_FAILED
+
+
 def test_legacy_stream_waits_for_blocking_streams_and_they_for_it(driver: Driver) -> None:
     """add1 on one stream and times3 on the other: the order of the calls holds."""
     module = driver.load(ptx(STEPS).encode())

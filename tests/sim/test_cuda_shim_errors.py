@@ -145,6 +145,7 @@ def test_a_fault_of_a_kernel_sticks_to_its_context(
     driver.start()
     driver.launch(driver.function(STORE), driver.upload(x), ONE, block=(1, 1, 1))
     driver.call("cuCtxSynchronize")
+    assert len(driver.fault_reports()) == 1 and complaint in driver.fault_reports()[0]
 
 
 def test_a_fault_concerns_no_other_device() -> None:

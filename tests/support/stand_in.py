@@ -116,7 +116,7 @@ def config(
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(path("libcuda.so.1")))
-    for name in ("reset", "inject", "last_report", "warnings"):
+    for name in ("reset", "inject", "last_report", "fault_reports", "warnings"):
         getattr(library, f"jax_fp4_sim_{name}").restype = ctypes.c_char_p
     library.jax_fp4_sim_map.restype = ctypes.c_uint64
     library.jax_fp4_sim_report_to_stderr(0)
@@ -180,7 +180,10 @@ class Driver:
         return self.library.jax_fp4_sim_last_report().decode()
 
     def warnings(self) -> list[str]:
-        return self.library.jax_fp4_sim_warnings().decode().splitlines()
+        return self.library.jax_fp4_sim_warnings().decode().split("\f")[:-1]
+
+    def fault_reports(self) -> list[str]:
+        return self.library.jax_fp4_sim_fault_reports().decode().split("\f")[:-1]
 
     def start(self, device: int = 0) -> int:
         """cuInit, and the device's primary context made current."""

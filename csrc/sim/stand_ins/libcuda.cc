@@ -42,6 +42,12 @@ const char* keep(std::string text) {
   return kept.c_str();
 }
 
+std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += text + "\f";
+  return all;
+}
+
 }  // namespace
 
 // Returns why the options are wrong; null: they are set.
@@ -74,11 +80,9 @@ EXPORT const char* jax_fp4_sim_inject(const char* function, unsigned nth, CUresu
 
 EXPORT void jax_fp4_sim_report_to_stderr(int on) { shim().report_to_stderr(on != 0); }
 EXPORT const char* jax_fp4_sim_last_report() { return keep(shim().last_report()); }
-EXPORT const char* jax_fp4_sim_warnings() {
-  std::string lines;
-  for (const std::string& warning : shim().warnings()) lines += warning + "\n";
-  return keep(std::move(lines));
-}
+// Each followed by a form feed.
+EXPORT const char* jax_fp4_sim_fault_reports() { return keep(joined(shim().fault_reports())); }
+EXPORT const char* jax_fp4_sim_warnings() { return keep(joined(shim().warnings())); }
 
 // 0: the context is not live.
 EXPORT CUdeviceptr jax_fp4_sim_map(CUcontext context, const char* name, void* data,

@@ -85,7 +85,7 @@ class CudaShim {
   static CudaShim& instance();
   const ShimApi& api() const { return api_; }
 
-  // A new driver: handles, memory, errors and reports of the old one are gone.
+  // A new driver: handles, memory, errors and reports of the old one are gone. No call may be under way.
   void reset(ShimOptions options);
 
   // The `nth` call of a function from now on fails with `error` and does nothing else; 0: every call.

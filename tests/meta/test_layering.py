@@ -18,13 +18,16 @@ CXX_ARROWS = {
     ("ffi", "cpu"),
     ("ffi", "numerics"),
     ("ffi", "xla"),
+    ("kernels", "numerics"),
+    ("kernels", "ptx"),
+    ("ptx", "numerics/base.h"),
     ("sim", "numerics"),
     ("sim", "driver/cuda_api.h"),
 }
 # Headers in quotes that come with jaxlib.
 EXTERNAL = {"xla"}
 # Compiled by NVRTC as well, where there is no standard library.
-FREESTANDING = {"numerics"}
+FREESTANDING = {"kernels", "numerics", "ptx"}
 
 # Python files that may import a private module of ours or of jax, and do.
 PRIVATE_IMPORTS = {

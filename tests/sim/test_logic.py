@@ -43,6 +43,14 @@ def test_logic_on_predicates() -> None:
     np.testing.assert_array_equal(got, 1 - a)
     (got,) = evaluate("mov.pred {d0}, {s0};", [a], [1], predicates=(0,))
     np.testing.assert_array_equal(got, a)
+    for constant, value in (("-1", 1), ("0", 0)):  # as NVRTC writes it
+        (got,) = evaluate(
+            f"mov.pred {{d0}}, {constant}; and.pred {{d0}}, {{d0}}, {{s0}};",
+            [a],
+            [1],
+            predicates=(0,),
+        )
+        np.testing.assert_array_equal(got, a * value)
 
 
 def test_integers_are_predicates() -> None:

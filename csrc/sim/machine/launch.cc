@@ -202,6 +202,8 @@ void Launch::start_clusters() {
         warp->constants = program->constants.data();
         warp->predicates.assign(program->predicates + 1, 0);
         warp->predicates_written.assign(program->predicates + 1, 0);
+        warp->predicates[program->true_predicate] = kAllLanes;
+        warp->predicates_written[program->true_predicate] = kAllLanes;
         warp->local.assign(std::size_t{program->local_bytes} * kLanes, 0xCC);
         warp->local_written.assign(std::size_t{program->local_bytes} * kLanes, 0);
         warp->clocks.assign(agents());

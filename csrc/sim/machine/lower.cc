@@ -175,6 +175,7 @@ class Lowerer {
 
     scratch_ = add_blocks(4, "_");
     scratch_predicate_ = add_predicate("_");
+    program_->true_predicate = add_predicate("true");
     for (const Function* f : order_) {
       std::vector<u32>& slots = functions_[f].slots;
       for (const Register& r : f->registers)
@@ -540,7 +541,10 @@ class Lowerer {
         continue;
       }
       if (spec.kind == OperandSpec::predicate) {
-        slot = predicate_slot(*first, i.line);
+        // `mov.pred p, 0` and `-1`: the only constants that PTX has for predicates.
+        slot = first->kind == OperandKind::integer && !spec.destination && i.opcode == "mov"
+                   ? program_->true_predicate | (first->bits == 0 ? kNegated : 0)
+                   : predicate_slot(*first, i.line);
         flag = kPredicate;
       } else {
         const Type type = resolve(spec, form);

@@ -151,6 +151,7 @@ struct Program {
   std::vector<u32> constants;  // 32 lanes a block
   u32 blocks = 0;              // registers of a warp
   u32 predicates = 0;
+  u32 true_predicate = 0;  // holds in every lane from the start
   std::vector<ParameterLayout> parameters;
   u32 parameter_bytes = 0;
   u32 local_bytes = 0;          // per lane: .local variables and the parameters of calls

@@ -69,6 +69,12 @@ __device__ inline u32 cvt_rn_bf16x2_f32(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(d) : "f"(low), "f"(high));
   return d;
 }
+// Two f16 in a word, rounded to nearest even.
+__device__ inline u32 cvt_rn_f16x2_f32(float low, float high) {
+  u32 d;
+  asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(d) : "f"(low), "f"(high));
+  return d;
+}
 __device__ inline u16 cvt_rn_f16_f32(float x) {
   u16 d;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(x));

@@ -50,6 +50,12 @@ KERNELS = {
       for (int j = 0; j < kHadamardSize; ++j) x[j] = f32_of(in[i + j]);
       rotate16(x, kDefaultHadamardSigns);
       for (int j = 0; j < kHadamardSize; ++j) out[i] += bits_of(x[j]);""",
+    "mma_descriptor.h": """
+      const Element element = static_cast<Element>(in[i] % 5);
+      out[i] = static_cast<u32>(matrix_descriptor(in[i], 1024, Swizzle::span_128b) >> (i & 32));
+      out[i] += static_cast<u32>(descriptor_step(in[i])) + swizzle_128b(in[i]);
+      out[i] += instruction_descriptor_fp4(128, in[i] & 0xF8, BlockScale::ue8m0);
+      out[i] += instruction_descriptor_mxf8f6f4(256, 64, element, element) | scale_bytes_at(i & 3);""",
     "scale_layout.h": """
       out[i] = static_cast<u32>(scale_offset(ScaleLayout::tiled, in[i], i, in[i]));
       out[i] += static_cast<u32>(scale_bytes(ScaleLayout::tiled, in[i], 8));""",

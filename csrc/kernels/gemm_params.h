@@ -1,0 +1,147 @@
+// What the host passes to the GEMM kernels, by value.
+//
+//   D[b, m, n] = cvt(fl(fl(alpha_b * sum) + bias[n]) + C[b, m, n])    steps without operand left out
+//   sum        = sum over k of A[b, m, k] * B[b, n, k], codes times block scales
+//   alpha_b    = fl(global_scale_a * global_scale_b)
+//
+// Included by kernels (NVRTC) and by the host code that plans launches (g++), so it holds plain data
+// only. Operands that one batch entry shares with all others have a batch of 1.
+#pragma once
+
+#include "numerics/formats.h"
+#include "numerics/scale_layout.h"
+
+namespace jax_fp4 {
+
+enum class Dtype : u8 { f32, bf16, f16 };
+
+JAX_FP4_FN u32 dtype_bytes(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+
+// A CUtensorMap, which the driver writes.
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};
+
+// ---- gemm_sm100.cu ------------------------------------------------------------------------------
+
+// Threads of a CTA: a producer warp, an MMA warp, four epilogue warps.
+inline constexpr u32 kGemmThreads = 192;
+// A stage holds this much of every row of A and B: one span of the 128-byte swizzle.
+inline constexpr u32 kGemmRowBytes = 128;
+// Rows of A and D in a CTA.
+inline constexpr u32 kGemmRows = 128;
+// Each of the four epilogue warps has two buffers of 32 rows, in columns of D that fill a swizzle span.
+inline constexpr u32 kGemmStoreRows = 32;
+inline constexpr u32 kGemmBufferBytes = kGemmStoreRows * kGemmRowBytes;
+inline constexpr u32 kGemmBuffers = 8;
+// Of a CTA on sm_100 and sm_103: 227 KiB, less 1 KiB that CUDA keeps (CUDA C++ Programming Guide).
+inline constexpr u32 kGemmSharedLimit = 232448 - 1024;
+inline constexpr u32 kGemmBarrierBytes = 256;
+
+inline constexpr u32 kGemmStageSteps = 4;
+// In GemmParams::row_groups: the first number that is no group.
+inline constexpr u32 kNoGroup = 1u << 31;
+
+enum class GemmKind : u8 { nvfp4, mxfp4, mxf8f6f4 };
+
+// What distinguishes the kernels that gemm_sm100.cu is compiled to. A tile of D is tile_m() x tile_n.
+struct GemmVariant {
+  GemmKind kind;
+  u32 ctas;  // that share a tile, 1 or 2
+  u32 tile_n;
+
+  JAX_FP4_FN u32 tile_m() const { return kGemmRows * ctas; }
+  // Rows of B that a CTA loads.
+  JAX_FP4_FN u32 rows_b() const { return tile_n / ctas; }
+  // Elements of K in a stage; expanded codes take a byte each.
+  JAX_FP4_FN u32 stage_k() const { return kind == GemmKind::mxf8f6f4 ? 128 : 256; }
+  // And in an MMA, of which a stage has kGemmStageSteps.
+  JAX_FP4_FN u32 step_k() const { return stage_k() / kGemmStageSteps; }
+  // Tiles of 128 x 4 scales in a stage: along K, and along the columns of a tile.
+  JAX_FP4_FN u32 scale_groups() const {
+    return kind == GemmKind::nvfp4 ? 4 : kind == GemmKind::mxfp4 ? 2 : 1;
+  }
+  JAX_FP4_FN u32 scale_tiles_b() const { return (tile_n + 127) / 128; }
+  JAX_FP4_FN u32 scale_bytes() const {
+    return scale_groups() * (1 + scale_tiles_b()) * static_cast<u32>(kScaleTileBytes);
+  }
+  // Stages start at multiples of 1024 bytes, where a swizzle pattern repeats.
+  JAX_FP4_FN u32 stage_bytes() const {
+    return static_cast<u32>(round_up((kGemmRows + rows_b()) * kGemmRowBytes + scale_bytes(), 1024));
+  }
+  // As many as there is room for; more than 8 hide no more latency.
+  JAX_FP4_FN u32 stages() const {
+    const u32 room = kGemmSharedLimit - kGemmBuffers * kGemmBufferBytes - kGemmBarrierBytes;
+    const u32 most = room / stage_bytes();
+    return most < 8 ? most : 8;
+  }
+  // Dynamic shared memory of a CTA.
+  JAX_FP4_FN u32 shared_bytes() const {
+    return stages() * stage_bytes() + kGemmBuffers * kGemmBufferBytes + kGemmBarrierBytes;
+  }
+};
+
+// Tensor maps, innermost dimension first, all zero-filled outside:
+//
+//   a, b      [row_bytes(k), rows, batch] uint8, or in elements [k padded, rows, batch] where codes are
+//             expanded (kind mxf8f6f4 with 4-bit codes: 16U4_ALIGN16B, 6-bit: 16U6_ALIGN16B);
+//             box: 128 bytes of shared memory x kGemmRows or rows_b() x 1; swizzle 128B
+//   scales    [256, ceil(blocks / 4), ceil(rows / 128), batch] uint16 over the tiled layout;
+//             box: 256 x scale_groups() x (A: 1, B: scale_tiles_b()) x 1; no swizzle
+//   d         [n, m, batch * splits] of D's type; box: 128 bytes x kGemmStoreRows x 1; swizzle 128B
+struct GemmParams {
+  TensorMap a, b, scales_a, scales_b;
+  TensorMap d;                  // not used unless d_by_map
+  const float* global_scale_a;  // [batch of A]; nullptr: alpha is 1, also for B
+  const float* global_scale_b;  // [batch of B]
+  const void* bias;             // [bias batch, n], or nullptr
+  const void* c;                // as D, or nullptr
+  void* out;                    // D [batch, m, n], or its parts [batch, splits, m, n]
+  // Groups of rows, such as the tokens of an expert, instead of a batch: B, bias and global scales are
+  // those of the group of a tile of rows, [tiles_m] in device memory; kNoGroup or more: rows of no
+  // group, whose D is not written. Or nullptr.
+  const u32* row_groups;
+  // Groups of K: entry g of the batch sums over K from k_groups[g] to k_groups[g + 1], multiples of 128;
+  // [batch + 1] in device memory. `steps` is then that of all K, and splits 1. Or nullptr.
+  const u32* k_groups;
+  u32 m, n;
+  u32 steps;             // of K, at least 1: MMAs of step_k() elements
+  u32 splits;            // of K: each has a sum of its own
+  u32 split_steps;       // of every split but the last, which has at least 1; a multiple of 4
+  u32 tiles_m, tiles_n;  // of the kernel's tile
+  u32 tiles;             // tiles_m * tiles_n * batch * splits
+  u32 strip;             // tile rows that are walked together
+  // What the next entry of the batch adds to an operand's index: 0 or 1.
+  u32 batch_a, batch_b;              // of codes and block scales
+  u32 batch_scale_a, batch_scale_b;  // of global scales
+  u32 batch_bias;
+  Dtype out_type, c_type, bias_type;
+  Element element_a, element_b;  // of kind mxf8f6f4
+  u8 d_by_map;                   // D is stored through its map: its rows are a multiple of 16 bytes
+  u8 c_by_vector;                // rows of C are a multiple of 16 bytes, and so is its address
+  // D and C are [batch, n, m], bias is [bias batch, m]: A and B have changed places, so that a few rows of
+  // activations are the columns of a narrow tile. d_by_map must be 0.
+  u8 transposed;
+};
+
+// ---- gemm_reduce.cu -----------------------------------------------------------------------------
+
+inline constexpr u32 kGemmReduceThreads = 256;
+
+// Adds the parts of a sum that was split along K. D's rows and columns, whether transposed or not.
+// grid: any x, batch in y.
+struct GemmReduceParams {
+  const float* parts;  // [batch, splits, rows * columns]
+  const float* global_scale_a;
+  const float* global_scale_b;
+  const void* bias;  // [bias batch, columns], or nullptr
+  const void* c;     // as D, or nullptr
+  void* out;         // D [batch, rows * columns]
+  u32 elements;      // rows * columns
+  u32 columns;
+  u32 splits;
+  u32 batch_scale_a, batch_scale_b, batch_bias;  // as in GemmParams
+  Dtype out_type, c_type, bias_type;
+};
+
+}  // namespace jax_fp4

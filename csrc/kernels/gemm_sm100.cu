@@ -1,0 +1,442 @@
+// Block-scaled GEMM for tcgen05 tensor cores (sm_100, sm_103): D = cvt(fl(fl(alpha sum) + bias) + C).
+// Operands, tensor maps and formulas: gemm_params.h.
+//
+//   operand    in global memory                 in a stage of shared memory
+//   A          [batch, m, k] codes, K-major     128 rows x 128 bytes, swizzle 128B
+//   B          [batch, n, k] codes, K-major     kTileN / kGroup rows x 128 bytes, swizzle 128B
+//   scales A   128x4 tiles of 512 bytes         kScaleGroups tiles: those of the CTA's rows
+//   scales B   the same                         kScaleTilesB x kScaleGroups tiles: of all columns
+//   D          [batch, m, n] f32, bf16, f16     32 rows x 128 bytes a warp, twice, swizzle 128B
+//
+// A tile of D is 128 x kTileN, or 256 x kTileN where two CTAs share it (kGroup = 2): each then loads
+// its own 128 rows of A and half of the columns of B, and the even one of the pair, the leader, starts
+// the MMAs of both. CTAs stay, and take every gridDim-th tile (raster.h).
+//
+//   warp 0      producer   one thread: tensor copies into the stages
+//   warp 1      MMA        allocates tensor memory; one thread (of the leader): scales to tensor
+//                          memory, four MMAs a stage
+//   warps 2..5  epilogue   warp w reads lanes 32 (w % 4) to +31: a thread has a row of D
+//
+//   barrier        filled by -> awaited by              a phase completes on
+//   full[stage]    producers -> MMA                     1 arrival and the bytes of all CTAs (leader's)
+//   empty[stage]   MMA commit -> producers              1 arrival
+//   done[acc]      MMA commit -> epilogue               1 arrival
+//   drained[acc]   epilogue -> MMA                      kGroup x 4 arrivals, one a warp (leader's)
+//
+// empty is also awaited by the MMA thread, kScaleSlots stages later.
+//
+// Shared memory:  | stage 0: A | B | scales A | scales B | stage 1 ... | D buffers | barriers |
+// Tensor memory:  | accumulator 0 | accumulator 1 ... | scales of slot 0: A | B | slot 1 ... |
+//   Accumulators of 256 columns overlap: the second one starts at kAccumulatorStride. The epilogue
+//   drains the columns that both have first, and releases the accumulator then.
+//   Scales have a ring of slots of their own. A slot is overwritten only when the MMAs that read it have
+//   ended (`empty` of their stage), so no order between an MMA and a later tcgen05.cp is relied upon,
+//   which the PTX ISA (9.7.16.6) does not promise.
+//
+// Every sum goes through K in steps of 64 (mxf8f6f4: 32) from 0 in one accumulator.
+//
+// Compiled for each of variants.def with JAX_FP4_KIND (nvfp4, mxfp4 or mxf8f6f4), JAX_FP4_CTA_GROUP
+// and JAX_FP4_TILE_N.
+#include "kernels/parts/epilogue.h"
+#include "kernels/parts/pipeline.h"
+#include "kernels/parts/raster.h"
+#include "numerics/mma_descriptor.h"
+#include "ptx/cluster.h"
+#include "ptx/cp_async_bulk.h"
+#include "ptx/shared.h"
+#include "ptx/tcgen05.h"
+
+namespace jax_fp4 {
+namespace {
+
+constexpr GemmVariant kVariant{GemmKind::JAX_FP4_KIND, JAX_FP4_CTA_GROUP, JAX_FP4_TILE_N};
+constexpr u32 kGroup = kVariant.ctas;
+constexpr u32 kTileN = kVariant.tile_n;
+static_assert(kGroup == 1 || kGroup == 2, "tcgen05 works in one CTA or in a pair");
+// The scales of B start at an even column of tensor memory, that is at a multiple of 64 rows: a tile of
+// 32 columns is for n <= 32.
+static_assert((kTileN % 64 == 0 && kTileN <= 256) || kTileN == 32, "32, 64, 128, 192 or 256");
+
+constexpr u32 kRows = kGemmRows;
+constexpr u32 kColsB = kVariant.rows_b();
+constexpr u32 kSteps = kGemmStageSteps;             // MMAs a stage
+constexpr u32 kStepBytes = kGemmRowBytes / kSteps;  // of each row in an MMA
+constexpr u32 kScaleGroups = kVariant.scale_groups();
+constexpr u32 kStepsPerGroup = kSteps / kScaleGroups;  // MMAs that share a word of scales
+constexpr u32 kScaleTilesB = kVariant.scale_tiles_b();
+constexpr auto kMma = kVariant.kind == GemmKind::nvfp4   ? ptx::MmaKind::mxf4nvf4_block16
+                      : kVariant.kind == GemmKind::mxfp4 ? ptx::MmaKind::mxf4_block32
+                                                         : ptx::MmaKind::mxf8f6f4_block32;
+
+__device__ constexpr u32 least(u32 a, u32 b) { return a < b ? a : b; }
+
+// ---- Shared memory ------------------------------------------------------------------------------
+
+constexpr u32 kBytesA = kRows * kGemmRowBytes;
+constexpr u32 kBytesB = kColsB * kGemmRowBytes;
+constexpr u32 kBytesScalesA = kScaleGroups * kScaleTileBytes;
+constexpr u32 kBytesScalesB = kScaleTilesB * kBytesScalesA;
+constexpr u32 kStageBytes = kVariant.stage_bytes();
+constexpr u32 kStages = kVariant.stages();
+constexpr u32 kEpilogueWarps = 4;
+constexpr u32 kBuffers = kGemmBuffers / kEpilogueWarps;  // a warp
+
+// ---- Tensor memory ------------------------------------------------------------------------------
+
+constexpr u32 kColumns = 512;     // all of it
+constexpr u32 kAccumulators = 2;  // one is computed while the other is drained
+constexpr u32 kScaleColumnsA = kScaleGroups * 4;
+constexpr u32 kScaleColumnsB = kScaleGroups * 4 * kScaleTilesB;
+constexpr u32 kScaleColumns = kScaleColumnsA + kScaleColumnsB;
+// Slots of scales: as few as keep the tensor cores busy where accumulators need the room.
+constexpr u32 kScaleSlots = kTileN <= 128 ? 4 : 2;
+constexpr u32 kScaleColumn = kColumns - kScaleSlots * kScaleColumns;  // the first one
+// In whole pieces, which the epilogue drains.
+constexpr u32 kAccumulatorStride = least(kTileN, (kScaleColumn - kTileN) / kPiece * kPiece);
+constexpr u32 kOverlap = kTileN - kAccumulatorStride;
+
+static_assert(kStages >= kScaleSlots, "a slot's stage must not have been used again");
+
+// Places in shared memory, relative to its start.
+constexpr u32 kBuffersAt = kStages * kStageBytes;
+constexpr u32 kFullAt = kBuffersAt + kGemmBuffers * kGemmBufferBytes;
+constexpr u32 kEmptyAt = kFullAt + 8 * kStages;
+constexpr u32 kDoneAt = kEmptyAt + 8 * kStages;
+constexpr u32 kDrainedAt = kDoneAt + 8 * kAccumulators;
+constexpr u32 kTensorAddressAt = kDrainedAt + 8 * kAccumulators;
+static_assert(kTensorAddressAt + 4 <= kVariant.shared_bytes(), "kGemmBarrierBytes is too small");
+
+using StagePlace = RingPlace<kStages>;
+using AccumulatorPlace = RingPlace<kAccumulators>;
+
+// What all roles know.
+struct Cta {
+  u32 shared;         // address of shared memory
+  u32 tensor;         // address of tensor memory, the same in both CTAs of a pair
+  u32 rank;           // in the pair; 0 is the leader
+  u32 first, stride;  // tiles of this pair
+  __device__ u32 full(u32 stage) const { return shared + kFullAt + 8 * stage; }
+  __device__ u32 empty(u32 stage) const { return shared + kEmptyAt + 8 * stage; }
+  __device__ u32 done(u32 accumulator) const { return shared + kDoneAt + 8 * accumulator; }
+  __device__ u32 drained(u32 accumulator) const { return shared + kDrainedAt + 8 * accumulator; }
+  __device__ u32 stage(u32 stage) const { return shared + kStageBytes * stage; }
+};
+
+// ---- Producer -----------------------------------------------------------------------------------
+
+// Bytes that a copy of 128 bytes of shared memory counts: padded codes count as packed ones do.
+__device__ u32 row_bytes_counted(Element element) {
+  return kVariant.kind == GemmKind::mxf8f6f4 ? kGemmRowBytes / 8 * minifloat(element).bits()
+                                             : kGemmRowBytes;
+}
+
+__device__ void copy_3d(u32 to, const TensorMap& map, u32 c0, u32 c1, u32 c2, u32 barrier) {
+  if constexpr (kGroup == 2)
+    ptx::cp_async_bulk_tensor_3d_shared_global_cta_group_2(to, &map, c0, c1, c2, barrier);
+  else
+    ptx::cp_async_bulk_tensor_3d_shared_global(to, &map, c0, c1, c2, barrier);
+}
+__device__ void copy_scales(u32 to, const TensorMap& map, u32 group, u32 tile, u32 batch,
+                            u32 barrier) {
+  if constexpr (kGroup == 2)
+    ptx::cp_async_bulk_tensor_4d_shared_global_cta_group_2(to, &map, 0, group, tile, batch,
+                                                           barrier);
+  else
+    ptx::cp_async_bulk_tensor_4d_shared_global(to, &map, 0, group, tile, batch, barrier);
+}
+
+__device__ void produce(const GemmParams& p, const Cta& cta) {
+  const u32 bytes =
+      kGroup * (kRows * row_bytes_counted(p.element_a) + kColsB * row_bytes_counted(p.element_b) +
+                kBytesScalesA + kBytesScalesB);
+  StagePlace place;
+  for (u32 index = cta.first; index < p.tiles; index += cta.stride) {
+    const Tile tile = tile_at<kVariant.step_k()>(p, index);
+    const u32 row_a = (tile.m * kGroup + cta.rank) * kRows;
+    const u32 row_b = tile.n * kTileN + cta.rank * kColsB;
+    const u32 scale_tile_b = tile.n * kTileN / kScaleTileRows;
+    const u32 batch_a = tile.batch * p.batch_a, batch_b = tile.batch * p.batch_b;
+    for (u32 step = 0; step < tile.steps; step += kSteps, place.advance()) {
+      // In elements of the maps: bytes, or codes that take a byte each; and in tiles of scales.
+      const u32 k = (tile.first_step + step) * kStepBytes;
+      const u32 group = (tile.first_step + step) / kStepsPerGroup;
+      // The MMAs that read this stage have ended; commits arrive from the leader.
+      wait<kGroup == 2>(cta.empty(place.slot), place.parity ^ 1);
+      // Both CTAs' copies count at the leader's barrier. Bytes of the other CTA may come before they are
+      // expected: the phase cannot complete without this arrival.
+      if (cta.rank == 0) ptx::mbarrier_arrive_expect_tx(cta.full(place.slot), bytes);
+      const u32 full =
+          kGroup == 2 ? ptx::mapa_shared_cluster(cta.full(place.slot), 0) : cta.full(place.slot);
+      const u32 a = cta.stage(place.slot), b = a + kBytesA, scales_a = b + kBytesB;
+      copy_3d(a, p.a, k, row_a, batch_a, full);
+      copy_3d(b, p.b, k, row_b, batch_b, full);
+      copy_scales(scales_a, p.scales_a, group, row_a / kScaleTileRows, batch_a, full);
+      copy_scales(scales_a + kBytesScalesA, p.scales_b, group, scale_tile_b, batch_b, full);
+    }
+  }
+  // Everything is on its way: grids that depend on this one may take the SMs that become free.
+  ptx::griddepcontrol_launch_dependents();
+  // A CTA must not end while commits still arrive at its barriers.
+  for (u32 i = 0; i < kStages; ++i, place.advance())
+    wait<kGroup == 2>(cta.empty(place.slot), place.parity ^ 1);
+}
+
+// ---- MMA ----------------------------------------------------------------------------------------
+
+__device__ void commit(u32 barrier) {
+  if constexpr (kGroup == 2)
+    ptx::tcgen05_commit_multicast<kGroup>(barrier, 0b11);
+  else
+    ptx::tcgen05_commit<kGroup>(barrier);
+}
+
+// Waits until the columns of the next accumulator are drained: by the tile before the last, which had the
+// same one, or by the last, where it overlaps.
+__device__ void wait_for_accumulator(const Cta& cta, const AccumulatorPlace& next) {
+  if constexpr (kOverlap == 0)
+    wait<kGroup == 2>(cta.drained(next.slot), next.parity ^ 1);
+  else  // the last tile had the other accumulator, in the same round if that is the first one
+    wait<kGroup == 2>(cta.drained(next.slot ^ 1), next.slot == 0 ? next.parity ^ 1 : next.parity);
+}
+
+__device__ void multiply(const GemmParams& p, const Cta& cta) {
+  const u32 instruction =
+      kVariant.kind == GemmKind::mxf8f6f4
+          ? instruction_descriptor_mxf8f6f4(kRows * kGroup, kTileN, p.element_a, p.element_b)
+          : instruction_descriptor_fp4(
+                kRows * kGroup, kTileN,
+                kVariant.kind == GemmKind::nvfp4 ? BlockScale::ue4m3 : BlockScale::ue8m0);
+  StagePlace place, behind;  // behind: kScaleSlots stages before
+  RingPlace<kScaleSlots> slot;
+  u32 started = 0;  // stages
+  AccumulatorPlace target;
+  for (u32 index = cta.first; index < p.tiles; index += cta.stride) {
+    const Tile tile = tile_at<kVariant.step_k()>(p, index);
+    if (tile.steps == 0) continue;
+    // Odd tiles of 64 (or 192) columns start in the middle of a tile of scales, two columns in.
+    const u32 half = tile.n * kTileN % kScaleTileRows / 32;
+    const u32 accumulator = cta.tensor + target.slot * kAccumulatorStride;
+    wait_for_accumulator(cta, target);
+    // 9.7.16.6.4: the MMAs below overwrite what the epilogue's tcgen05.ld have read.
+    ptx::tcgen05_fence_after_thread_sync();
+    for (u32 step = 0; step < tile.steps; step += kSteps, place.advance(), slot.advance()) {
+      // Copies and tensor cores both work in the asynchronous proxy: no proxy fence.
+      wait<kGroup == 2>(cta.full(place.slot), place.parity);
+      // The MMAs that read this slot of scales have ended.
+      if (started++ >= kScaleSlots) {
+        wait<kGroup == 2>(cta.empty(behind.slot), behind.parity);
+        behind.advance();
+      }
+      // 9.7.16.6.4: the tcgen05.cp below follow the MMAs whose end was awaited.
+      ptx::tcgen05_fence_after_thread_sync();
+      const u32 a = cta.stage(place.slot);
+      const u32 columns_a = cta.tensor + kScaleColumn + slot.slot * kScaleColumns;
+      const u32 columns_b = columns_a + kScaleColumnsA;
+      // 32 rows of 16 bytes, in groups of eight, not swizzled.
+      const u64 scales_a = matrix_descriptor(a + kBytesA + kBytesB, 128, Swizzle::none);
+      const u64 scales_b =
+          matrix_descriptor(a + kBytesA + kBytesB + kBytesScalesA, 128, Swizzle::none);
+#pragma unroll
+      for (u32 g = 0; g < kScaleGroups; ++g) {
+        ptx::tcgen05_cp_32x128b_warpx4<kGroup>(columns_a + 4 * g,
+                                               scales_a + descriptor_step(g * kScaleTileBytes));
+#pragma unroll
+        for (u32 t = 0; t < kScaleTilesB; ++t)
+          ptx::tcgen05_cp_32x128b_warpx4<kGroup>(
+              columns_b + 4 * (g * kScaleTilesB + t),
+              scales_b + descriptor_step((t * kScaleGroups + g) * kScaleTileBytes));
+      }
+      const u64 rows_a = matrix_descriptor(a, 8 * kGemmRowBytes, Swizzle::span_128b);
+      const u64 rows_b = matrix_descriptor(a + kBytesA, 8 * kGemmRowBytes, Swizzle::span_128b);
+#pragma unroll
+      for (u32 s = 0; s < kSteps; ++s) {
+        if (step + s >= tile.steps) break;
+        const u32 g = s / kStepsPerGroup;
+        const u32 byte = s % kStepsPerGroup * kScaleGroups;
+        ptx::tcgen05_mma_block_scale<kMma, kGroup>(
+            accumulator, rows_a + descriptor_step(s * kStepBytes),
+            rows_b + descriptor_step(s * kStepBytes), instruction | scale_bytes_at(byte),
+            columns_a + 4 * g, columns_b + 4 * g * kScaleTilesB + half, step + s > 0);
+      }
+      commit(cta.empty(place.slot));
+    }
+    commit(cta.done(target.slot));
+    target.advance();
+  }
+}
+
+// ---- Epilogue -----------------------------------------------------------------------------------
+
+// Lets the MMA warp overwrite the accumulator; all lanes of the warp have loaded what they need.
+__device__ void release(const Cta& cta, u32 accumulator) {
+  // 9.7.16.6.4: the loads precede what the MMA thread does after the barrier.
+  ptx::tcgen05_fence_before_thread_sync();
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  if constexpr (kGroup == 2)
+    ptx::mbarrier_arrive_cluster(ptx::mapa_shared_cluster(cta.drained(accumulator), 0));
+  else
+    ptx::mbarrier_arrive(cta.drained(accumulator));
+}
+
+// The warp's 32 rows of a tile, from accumulator `source`.
+__device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u32 source,
+                       u32& stores) {
+  const u32 lane = threadIdx.x % 32, quarter = threadIdx.x / 32 % 4;
+  const u32 first_row = (tile.m * kGroup + cta.rank) * kRows + quarter * 32;
+  const u32 tensor = cta.tensor + source * kAccumulatorStride + (quarter * 32 << 16);
+  const float alpha = alpha_of(p, tile);
+  // Pieces that exist; none where the warp's rows do not.
+  const u32 columns = first_row < p.m ? least(kTileN, p.n - tile.n * kTileN) : 0;
+  const u32 pieces = (columns + kPiece - 1) / kPiece;
+  // Those that the other accumulator overlaps come first: the last ones of 0, the first ones of 1.
+  const bool backwards = kOverlap != 0 && source == 0;
+  constexpr u32 kApart = kAccumulatorStride / kPiece;
+  const u32 held = kOverlap == 0 ? pieces
+                   : backwards   ? pieces - least(pieces, kApart)
+                                 : least(pieces, kOverlap / kPiece);
+  if (held == 0) release(cta, source);
+
+  const bool in_f32 = p.transposed || p.out_type == Dtype::f32;
+  const u32 per_buffer = in_f32 ? 1 : 2;  // pieces
+  u32 buffer = 0;
+  for (u32 i = 0; i < pieces; ++i) {
+    const u32 piece = backwards ? pieces - 1 - i : i;
+    const u32 column = tile.n * kTileN + piece * kPiece;
+    const u32 in_buffer = piece % per_buffer;
+    if (i == 0 || in_buffer == (backwards ? per_buffer - 1 : 0)) {
+      buffer =
+          cta.shared + kBuffersAt + (quarter * kBuffers + stores++ % kBuffers) * kGemmBufferBytes;
+      // The last store from this buffer has read it.
+      if (lane == 0) ptx::cp_async_bulk_wait_group_read<kBuffers - 1>();
+      __syncwarp();
+    }
+    u32 sum[kPiece];
+    ptx::tcgen05_ld_32x32b_x32(sum, tensor + piece * kPiece);
+    ptx::tcgen05_wait_ld(sum);
+    if (i + 1 == held) release(cta, source);
+
+    float x[kPiece];
+#pragma unroll
+    for (u32 j = 0; j < kPiece; ++j) x[j] = __fmul_rn(alpha, f32_of(sum[j]));
+    if (p.transposed) {
+      store_piece(x, Dtype::f32, buffer, 0);
+      __syncwarp();
+      copy_out_transposed(p, tile, first_row, column, buffer);
+      continue;
+    }
+    if (p.bias != nullptr) add_bias(x, p, tile, column);
+    if (p.c != nullptr) add_c(x, p, tile, first_row + lane, column);
+    store_piece(x, p.out_type, buffer, in_buffer * kPiece);
+
+    if (i + 1 < pieces && in_buffer != (backwards ? 0 : per_buffer - 1)) continue;
+    const u32 first_column = column - in_buffer * kPiece;
+    if (p.d_by_map) {
+      // 9.7.13.4: every lane's writes, before the copy reads them in the asynchronous proxy.
+      ptx::fence_proxy_async_shared_cta();
+      __syncwarp();
+      if (lane == 0) {
+        ptx::cp_async_bulk_tensor_3d_global_shared(&p.d, first_column, first_row, tile.matrix,
+                                                   buffer);
+        ptx::cp_async_bulk_commit_group();
+      }
+    } else {
+      __syncwarp();
+      copy_out(p, tile, first_row, first_column, per_buffer * kPiece, buffer);
+    }
+  }
+}
+
+__device__ void drain(const GemmParams& p, const Cta& cta) {
+  AccumulatorPlace source;
+  u32 stores = 0;
+  for (u32 index = cta.first; index < p.tiles; index += cta.stride) {
+    const Tile tile = tile_at<kVariant.step_k()>(p, index);
+    if (tile.steps == 0) continue;
+    wait<kGroup == 2>(cta.done(source.slot), source.parity);
+    // 9.7.16.6.4: the tcgen05.ld below follow the MMAs whose end was awaited.
+    ptx::tcgen05_fence_after_thread_sync();
+    finish(p, cta, tile, source.slot, stores);
+    source.advance();
+  }
+  // Shared memory must outlive the stores that read it.
+  if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
+}
+
+// ---- Begin and end ------------------------------------------------------------------------------
+
+// All threads of the CTA, or of the pair.
+__device__ void synchronize() {
+  if constexpr (kGroup == 2) {
+    ptx::barrier_cluster_arrive_release_aligned();
+    ptx::barrier_cluster_wait_acquire_aligned();
+  } else {
+    __syncthreads();
+  }
+}
+
+__device__ void initialize_barriers(const Cta& cta) {
+  for (u32 stage = 0; stage < kStages; ++stage) {
+    ptx::mbarrier_init(cta.full(stage), 1);
+    ptx::mbarrier_init(cta.empty(stage), 1);
+  }
+  for (u32 accumulator = 0; accumulator < kAccumulators; ++accumulator) {
+    ptx::mbarrier_init(cta.done(accumulator), 1);
+    ptx::mbarrier_init(cta.drained(accumulator), kGroup * kEpilogueWarps);
+  }
+  ptx::fence_mbarrier_init_release_cluster();
+}
+
+}  // namespace
+
+#if JAX_FP4_CTA_GROUP == 2
+#define JAX_FP4_CLUSTER __cluster_dims__(2, 1, 1)
+#else
+#define JAX_FP4_CLUSTER
+#endif
+
+extern "C" __global__ void JAX_FP4_CLUSTER __launch_bounds__(kGemmThreads, 1)
+    JAX_FP4_KERNEL(const __grid_constant__ GemmParams p) {
+  extern __shared__ __align__(1024) u8 memory[];
+  const u32 warp = threadIdx.x / 32;
+  Cta cta{.shared = ptx::shared_address(memory),
+          .tensor = 0,
+          .rank = kGroup == 2 ? ptx::cluster_ctarank() : 0,
+          .first = blockIdx.x / kGroup,
+          .stride = gridDim.x / kGroup};
+
+  if (threadIdx.x == 0) initialize_barriers(cta);
+  // A paired allocation waits for the other CTA, which must have started.
+  if constexpr (kGroup == 2) synchronize();
+  if (warp == 1) {
+    ptx::tcgen05_alloc<kGroup>(cta.shared + kTensorAddressAt, kColumns);
+    ptx::tcgen05_relinquish_alloc_permit<kGroup>();
+  }
+  // 9.7.16.6.4: the allocation precedes the use of tensor memory by other threads.
+  ptx::tcgen05_fence_before_thread_sync();
+  synchronize();
+  ptx::tcgen05_fence_after_thread_sync();
+  cta.tensor = ptx::ld_shared_b32(cta.shared + kTensorAddressAt);
+  // Until here nothing of global memory was touched.
+  ptx::griddepcontrol_wait();
+
+  if (warp == 0) {
+    if (ptx::elect_sync()) produce(p, cta);
+  } else if (warp == 1) {
+    if (cta.rank == 0 && ptx::elect_sync()) multiply(p, cta);
+  } else {
+    drain(p, cta);
+  }
+
+  __syncwarp();
+  // 9.7.16.6.4: the last loads precede the deallocation; and no CTA of a pair ends before the other.
+  ptx::tcgen05_fence_before_thread_sync();
+  synchronize();
+  if (warp == 1) {
+    ptx::tcgen05_fence_after_thread_sync();
+    ptx::tcgen05_dealloc<kGroup>(cta.tensor, kColumns);
+  }
+}
+#undef JAX_FP4_CLUSTER
+
+}  // namespace jax_fp4

@@ -1,0 +1,26 @@
+// Loads and stores of shared memory by 32-bit address. One function an instruction, named as it.
+#pragma once
+
+#include "numerics/base.h"
+
+namespace jax_fp4::ptx {
+
+__device__ inline u32 ld_shared_b32(u32 from) {
+  u32 d;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(d) : "r"(from) : "memory");
+  return d;
+}
+
+__device__ inline u16 ld_shared_b16(u32 from) {
+  u16 d;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(d) : "r"(from) : "memory");
+  return d;
+}
+
+// 16 bytes, aligned to 16.
+__device__ inline void st_shared_v4_b32(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace jax_fp4::ptx

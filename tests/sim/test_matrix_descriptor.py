@@ -83,6 +83,14 @@ def test_a_part_of_a_row_of_an_mn_major_matrix() -> None:
     np.testing.assert_array_equal(chunks(d.bits, "mn", 4, 16), expected(d, "mn", 4, 16))
 
 
+def test_the_base_offset_means_nothing_without_a_swizzle() -> None:
+    """Triton leaves bits 9:7 of the address there (PTX ISA: valid with a swizzle only)."""
+    d = Descriptor(2048 + 512, 128, 256, "none")
+    for offset in range(8):
+        got = chunks(d.bits | offset << 49, "k", 16, 2)
+        np.testing.assert_array_equal(got, expected(d, "k", 16, 2))
+
+
 GOOD = Descriptor(2048, 16, 1024, "128B").bits
 
 

@@ -46,6 +46,7 @@ def operands(
     a = mma_cases.operand(rng, kinds[0], (warps, 16, k))
     b = mma_cases.operand(rng, kinds[1], (warps, 8, k))
     mma_cases.cancel(rng, kinds[0], a, b)
+    mma_cases.meet_specials(kinds[0], a, b)
     return a, b, mma_cases.accumulators(rng, result, warps)
 
 
@@ -98,6 +99,35 @@ def test_containers(kind_a: str, kind_b: str, result: str) -> None:
         half=result == "f16",
     )
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("chip", "result", "kept"),
+    [("120a", "f16", 46), ("80", "f16", 44), ("120a", "f32", 158), ("80", "f32", 156)],
+)
+def test_zeros_count_with_their_exponent(chip: str, result: str, kept: int) -> None:
+    """Beside zeros, a bit at 2^-kept is the last that counts; it decides what the rest becomes."""
+    kind = "f16" if result == "f16" else "bf16"
+
+    def power(n: int) -> int:
+        if kind == "bf16":
+            return (127 - n) << 7
+        return (15 - n) << 10 if n <= 14 else 1 << (24 - n)
+
+    for last, want in ((kept, 1 if kind == "f16" else 0), (kept + 1, 0 if kind == "f16" else None)):
+        a, b = np.zeros((1, 16, 16), np.int64), np.zeros((1, 8, 16), np.int64)
+        # f16: half of the smallest number and a bit more. f32: its smallest number and a bit less.
+        first = 25 if kind == "f16" else 149
+        a[0, 0, :2] = power(first // 2), power(last // 2)
+        b[0, 0, :2] = power(first - first // 2), power(last - last // 2)
+        if kind == "bf16":
+            a[0, 0, 0] |= 0x8000
+        c = np.zeros((1, 16, 8), np.uint32)
+        got = multiply(
+            name_of("m16n8k16", result, (kind, kind)), a, b, c,
+            bits=16, half=kind == "f16", sm=chip,
+        )  # fmt: skip
+        assert got[0, 0, 0] == (0x80000001 if want is None else want)
 
 
 @pytest.mark.parametrize("saturate", ["", ".satfinite"])

@@ -95,6 +95,7 @@ def operands(
     a = mma_cases.operand(rng, kinds[0], (warps, 16, k))
     b = mma_cases.operand(rng, kinds[1], (warps, 8, k))
     mma_cases.cancel(rng, kinds[0], a, b)
+    mma_cases.meet_specials(kinds[0], a, b)
     return a, b
 
 

@@ -53,6 +53,17 @@ def cancel(rng: np.random.Generator, kind: str, a: np.ndarray, b: np.ndarray) ->
         a[w, rng.integers(0, a.shape[1], 8), rng.integers(0, a.shape[2], 8)] ^= 1
 
 
+def meet_specials(kind: str, a: np.ndarray, b: np.ndarray) -> None:
+    """Puts infinities of A, if it has any, before numbers and, in column 1 of B, before a zero."""
+    exponent_bits, mantissa_bits = mma_plain.FORMATS[kind]
+    inf = ((1 << exponent_bits) - 1) << mantissa_bits
+    if not mma_plain.take_apart(kind, np.array(inf))[2]:
+        return
+    a[5::STYLES, 2, 0] = inf
+    a[5::STYLES, 3, 0] = inf | 1 << (exponent_bits + mantissa_bits)
+    b[5::STYLES, 1, 0] = 0
+
+
 def accumulators(rng: np.random.Generator, result: str, warps: int) -> np.ndarray:
     """Bits [W, 16, 8]: around 1, of all exponents, zeros, and a few specials."""
     exponent_bits, mantissa_bits = mma_plain.FORMATS[result]

@@ -36,6 +36,8 @@ const SwizzleMode& swizzle_mode(u32 code) {
   refuse("swizzle (bits 63:61) is " + std::to_string(code) + "; expected 0, 1, 2, 4 or 6");
 }
 
+constexpr int kBaseOffsetBit = 49;
+
 void check_constant_bits(u64 bits) {
   struct Constant {
     int low, count;
@@ -46,13 +48,16 @@ void check_constant_bits(u64 bits) {
       {14, 2, 0, "reserved"},
       {30, 2, 0, "reserved"},
       {46, 3, 1, "a constant of descriptors for tcgen05"},
-      {49, 3, 0, "the matrix base offset: no swizzle pattern off its natural boundary is modelled"},
+      {kBaseOffsetBit, 3, 0,
+       "the matrix base offset: no swizzle pattern off its natural boundary is modelled"},
       {52, 1, 0, "the absolute leading dimension, which only K = 96 uses, is not modelled"},
       {53, 8, 0, "reserved"},
   };
   for (const Constant& c : kConstants) {
     const u32 got = field(bits, c.low, c.count);
     if (got == c.value) continue;
+    // The base offset is not valid without a swizzle; compilers leave address bits there.
+    if (c.low == kBaseOffsetBit && field(bits, 61, 3) == 0) continue;
     refuse("bits " + std::to_string(c.low + c.count - 1) + ":" + std::to_string(c.low) + " are " +
            std::to_string(got) + ", expected " + std::to_string(c.value) + " (" +
            std::string(c.why) + ")");

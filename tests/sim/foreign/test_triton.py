@@ -66,9 +66,17 @@ def bf16_product(a: np.ndarray, b: np.ndarray, chip: int) -> np.ndarray:
     return c
 
 
-@pytest.mark.parametrize("chip", ["80", "120a"])
-def test_bf16_product(kernels: Any, chip: str) -> None:
-    """ldmatrix, cp.async and mma.sync; tiles of 64 x 64 x 32 that M, N and K do not fill."""
+@pytest.mark.parametrize(
+    ("chip", "rows", "names"),
+    [
+        ("80", 64, ("mma.sync", "ldmatrix", "cp.async")),
+        ("120a", 64, ("mma.sync", "ldmatrix", "cp.async")),
+        ("100a", 64, ("tcgen05.mma", "tcgen05.commit", "fence.proxy.async")),
+        ("100a", 128, ("tcgen05.mma", "tcgen05.commit", "fence.proxy.async")),
+    ],
+)
+def test_bf16_product(kernels: Any, chip: str, rows: int, names: tuple[str, ...]) -> None:
+    """mma.sync or tcgen05.mma; tiles of 64 or 128 x 64 x 32 that M, N and K do not fill."""
     rng = np.random.default_rng(2)
     m, n, k = 96, 80, 112
     a, b = (
@@ -77,12 +85,12 @@ def test_bf16_product(kernels: Any, chip: str) -> None:
     )
     number = int(chip.rstrip("a"))
     types = ("*bf16", "*bf16", "*fp32", "i32", "i32", "i32")
-    kernel = kernels.compiled(kernels.dot_bf16, number, types, (64, 64, 32))
-    assert all(name in kernel.ptx for name in ("mma.sync", "ldmatrix", "cp.async"))
+    kernel = kernels.compiled(kernels.dot_bf16, number, types, (rows, 64, 32))
+    assert all(name in kernel.ptx for name in names)
     want = bf16_product(a, b, number)
     for seed in SEEDS:
         c = np.full((m, n), np.nan, np.float32)
-        assert_clean(kernel.launch(chip, (2, 2), [a, b, c, m, n, k], seed))
+        assert_clean(kernel.launch(chip, (-(-m // rows), 2), [a, b, c, m, n, k], seed))
         np.testing.assert_array_equal(c.view(np.uint32), want)
 
 
@@ -100,15 +108,19 @@ def test_the_product_without_its_waits_or_barriers_is_caught(kernels: Any, remov
         assert error.value.kind in ("race", "uninitialized-memory")
 
 
-FP4 = [("nvfp4", "*fp8e4nv", 16, "ue4m3"), ("mxfp4", "*u8", 32, "ue8m0")]
+FP4 = [("*fp8e4nv", 16, "ue4m3"), ("*u8", 32, "ue8m0")]
 
 
+@pytest.mark.parametrize("chip", ["100a", "120a"])
 @pytest.mark.parametrize("tiled", [False, True], ids=["linear", "tiled"])
-@pytest.mark.parametrize(("name", "scale_type", "block", "scale"), FP4, ids=["nvfp4", "mxfp4"])
-def test_fp4_product_with_mma_sync(
-    kernels: Any, name: str, scale_type: str, block: int, scale: str, tiled: bool
+@pytest.mark.parametrize(("scale_type", "block", "scale"), FP4, ids=["nvfp4", "mxfp4"])
+def test_fp4_product(
+    kernels: Any, scale_type: str, block: int, scale: str, tiled: bool, chip: str
 ) -> None:
-    """tl.dot_scaled on sm_120: block-scaled mma.sync, scales linear or in the 128x4 layout."""
+    """tl.dot_scaled by block-scaled mma.sync or tcgen05.mma, with linear or 128x4 scales.
+
+    On sm_100 linear scales go to tensor memory by tcgen05.st, tiled ones by tcgen05.cp.
+    """
     rng = np.random.default_rng(block)
     m, n, k = 128, 128, 256
     codes = [rng.integers(0, 16, (rows, k)).astype(np.uint8) for rows in (m, n)]
@@ -116,14 +128,18 @@ def test_fp4_product_with_mma_sync(
     scales = [rng.integers(low, high, (rows, k // block)).astype(np.uint8) for rows in (m, n)]
     types = ("*u8", scale_type, "*u8", scale_type, "*fp32", "i32", "i32")
     kernel = kernels.compiled(
-        kernels.dot_fp4_tiled if tiled else kernels.dot_fp4, 120, types, (128, 128, 128, block)
+        kernels.dot_fp4_tiled if tiled else kernels.dot_fp4,
+        int(chip.rstrip("a")),
+        types,
+        (128, 128, 128, block),
     )
     assert "block_scale" in kernel.ptx
+    assert ("tcgen05.cp" in kernel.ptx) == (tiled and chip == "100a")
     given = [pack.tile_scales(s) for s in scales] if tiled else scales
     want = mma.product_k64(codes[0], codes[1], scales[0], scales[1], scale)
     packed = [pack.pack(x, 4) for x in codes]
     for seed in SEEDS:
         c = np.full((m, n), np.nan, np.float32)
         args = [packed[0], given[0], packed[1], given[1], c, n, k]
-        assert_clean(kernel.launch("120a", (1, 1), args, seed))
+        assert_clean(kernel.launch(chip, (1, 1), args, seed))
         np.testing.assert_array_equal(c.view(np.uint32), want)

@@ -60,7 +60,7 @@ using Request = std::tuple<sim::LoadedModule*, std::string, Size, Size, Size, ja
                            nb::bytes, jax_fp4::u64>;
 
 nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
-                jax_fp4::u64 max_instructions, bool races, bool uninitialized,
+                jax_fp4::u64 max_instructions, bool races, bool uninitialized, bool strict,
                 const std::string& mma) {
   std::vector<sim::LaunchRequest> requests;
   for (const auto& [module, entry, grid, block, cluster, shared, parameters, seed] : grids) {
@@ -73,7 +73,7 @@ nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
     spec.parameters.assign(bytes, bytes + parameters.size());
     spec.seed = seed;
     spec.max_instructions = max_instructions;
-    spec.checks = {races, uninitialized};
+    spec.checks = {races, uninitialized, strict};
     spec.mma = mma == "exact"       ? jax_fp4::MmaSum::exact
                : mma == "f32-chain" ? jax_fp4::MmaSum::f32_chain
                                     : jax_fp4::MmaSum::model;
@@ -146,7 +146,7 @@ NB_MODULE(_sim, m) {
           [](sim::Machine& machine, jax_fp4::u64 address) { machine.global().unmap(address); },
           nb::arg("address"))
       .def("launch", &launch, nb::arg("grids"), nb::arg("max_instructions"), nb::arg("races"),
-           nb::arg("uninitialized"), nb::arg("mma"));
+           nb::arg("uninitialized"), nb::arg("strict"), nb::arg("mma"));
   m.def("tensor_map", &tensor_map, nb::arg("address"), nb::arg("data_type"), nb::arg("dims"),
         nb::arg("strides"), nb::arg("box"), nb::arg("element_strides"), nb::arg("interleave"),
         nb::arg("swizzle"), nb::arg("l2_promotion"), nb::arg("oob_fill"));

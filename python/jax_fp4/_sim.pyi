@@ -19,6 +19,7 @@ class Machine:
         max_instructions: int,
         races: bool,
         uninitialized: bool,
+        strict: bool,
         mma: str,
     ) -> list[dict[str, Any]]: ...
 

@@ -12,10 +12,13 @@ class Checks:
     Attributes:
         races: accesses to shared memory that no barrier or atomic orders.
         uninitialized: reads of registers and memory that nothing has written.
+        strict: tensor memory passes from warp to warp by `tcgen05.fence` pairs, as the PTX ISA asks
+            for; kernels of others leave them out.
     """
 
     races: bool = True
     uninitialized: bool = True
+    strict: bool = False
 
 
 @dataclass(frozen=True)

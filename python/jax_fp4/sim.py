@@ -143,7 +143,12 @@ class Machine:
                 for x in launches
             ]  # fmt: skip
             raw = self._native.launch(
-                grids, max_instructions, self._checks.races, self._checks.uninitialized, self._mma
+                grids,
+                max_instructions,
+                self._checks.races,
+                self._checks.uninitialized,
+                self._checks.strict,
+                self._mma,
             )
         finally:
             for address in mapped.values():

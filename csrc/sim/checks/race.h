@@ -33,9 +33,10 @@ struct Clocks {
   VectorClock seen;    // has happened before
   VectorClock fenced;  // of that, what a proxy fence separates from everything later
   VectorClock inits;   // of that, initialisations of mbarriers that the whole cluster may use
+  VectorClock tensor;  // of that, what tcgen05.fence::before_thread_sync or a commit covers
 
   void assign(std::size_t agents) {
-    for (VectorClock* clock : {&seen, &fenced, &inits}) clock->assign(agents, 0);
+    for (VectorClock* clock : {&seen, &fenced, &inits, &tensor}) clock->assign(agents, 0);
   }
 };
 
@@ -43,6 +44,7 @@ inline void join(Clocks& into, const Clocks& from) {
   join(into.seen, from.seen);
   join(into.fenced, from.fenced);
   join(into.inits, from.inits);
+  join(into.tensor, from.tensor);
 }
 
 // agent << 20 | clock; 0: never. Agents: at most 16 * 32 warps of a cluster, as many of their tensor pipes
@@ -82,7 +84,7 @@ struct ReadSet {
 struct RaceConflict {
   bool found = false;
   bool earlier_is_write = false;
-  bool unfenced = false;  // ordered, but no proxy fence lies between the two
+  bool unfenced = false;  // ordered, but the fence that must lie between the two is missing
   Epoch earlier = 0;
   u32 pc = 0;
 };

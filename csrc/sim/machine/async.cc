@@ -17,11 +17,17 @@ AsyncOperation::AsyncOperation(Warp& issuer, const Code& c, int issuing_lane, Cl
     time_ = ++cluster.slot_times[slot];
   }
   clocks_ = issuer.clocks;
+  if (piped && issuer.launch->spec.checks.strict) {
+    tensor_ready_ = issuer.tensor_ready;
+    tensor_ready_[issuer.agent] = issuer.clocks.seen[issuer.agent];
+  }
   issuer.advance_clock();
 }
 
 void AsyncOperation::begin() {
-  if (piped) join(warp->pipe, clocks_);
+  if (!piped) return;
+  join(warp->pipe, clocks_);
+  join(warp->pipe_ready, tensor_ready_);
 }
 
 Accessor AsyncOperation::accessor(bool atomic) const {
@@ -35,6 +41,8 @@ Clocks AsyncOperation::released() const {
   const u32 time = piped ? clocks.seen[agent] : time_;
   clocks.seen[agent] = time;
   if (!generic) clocks.fenced[agent] = time;
+  // tcgen05.commit is a tcgen05.fence::before_thread_sync as well (PTX ISA 9.7.16.12).
+  if (piped) join(clocks.tensor, clocks.seen);
   return clocks;
 }
 

@@ -61,6 +61,7 @@ class AsyncOperation {
 
   u32 time_ = 0;   // of a slot's clock
   Clocks clocks_;  // of the issuer at the issue
+  VectorClock tensor_ready_;
 };
 
 // An mbarrier (PTX ISA 9.7.13.15): 8 bytes of shared memory, read and written there, so that a program

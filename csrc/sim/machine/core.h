@@ -126,7 +126,9 @@ struct Warp {
   std::vector<u8> local;  // lane after lane, Program::local_bytes each
   std::vector<u8> local_written;
   Clocks clocks;
-  Clocks pipe;                              // of its tensor pipe (machine/async.h)
+  Clocks pipe;  // of its tensor pipe (machine/async.h)
+  // What tcgen05.fence::after_thread_sync has made usable, for the warp and for its pipe.
+  VectorClock tensor_ready, pipe_ready;
   u32 tensor_loads = 0, tensor_stores = 0;  // tcgen05.ld and .st that it has issued
   u64 collected = 0;  // A in its collector buffer: matrix descriptor or address; 0: none
   std::vector<AsyncCopy> copies;
@@ -281,6 +283,7 @@ struct Dim3 {
 struct Checks {
   bool races = true;
   bool uninitialized = true;
+  bool strict = false;  // tcgen05.fence pairs, which kernels of others leave out
 };
 
 struct LaunchSpec {

@@ -211,6 +211,8 @@ void Launch::start_clusters() {
         if (before && !before->overlaps) warp->clocks.seen[prerequisite_agent()] = 1;
         if (program->asynchronous) {
           warp->pipe.assign(agents());
+          warp->tensor_ready.assign(agents(), 0);
+          warp->pipe_ready.assign(agents(), 0);
           warp->pipe.seen[warps * ctas + warp->agent] = 1;
         }
         warp->fragments.reserve(kLanes + 1);

@@ -110,8 +110,28 @@ void TensorMemory::access(const Actor& actor, Accessor by, Use use, u32 first_la
                       std::to_string(column + (static_cast<const u8*>(unset) - flags)));
     }
   }
-  const RaceConflict conflict = record(by, use, first_lane, lanes, column, columns);
-  if (conflict.found) report_conflict(actor, conflict, false, text());
+  if (!actor.warp.launch->spec.checks.strict) {
+    const RaceConflict conflict = record(by, use, first_lane, lanes, column, columns);
+    if (conflict.found) report_conflict(actor, conflict, false, text());
+    return;
+  }
+  // Only what tcgen05 fences have made usable, and what the actor itself has done, counts as before.
+  Warp& warp = actor.warp;
+  Clocks usable;
+  usable.seen = actor.operation ? warp.pipe_ready : warp.tensor_ready;
+  for (const u32 own : {by.agent, actor.operation ? by.agent : warp.agent})
+    usable.seen[own] = std::max(usable.seen[own], by.clocks.seen[own]);
+  const Accessor strict{by.agent, by.epoch, usable, by.pc};
+  RaceConflict conflict = record(strict, use, first_lane, lanes, column, columns);
+  if (!conflict.found) return;
+  if (!happened_before(conflict.earlier, by.clocks.seen))
+    report_conflict(actor, conflict, false, text());
+  const Program& program = *warp.launch->program;
+  actor.fault(FaultKind::tensor_memory,
+              text() + " is ordered after the " + (conflict.earlier_is_write ? "write" : "read") +
+                  " at " + warp.launch->kernel_line(program.code[conflict.pc].line) +
+                  ", but not by tcgen05.fence::before_thread_sync there (or a commit) and "
+                  "tcgen05.fence::after_thread_sync here");
 }
 
 RaceConflict TensorMemory::record(Accessor by, Use use, u32 first_lane, u32 lanes, u32 column,

@@ -23,6 +23,14 @@ void acquire_async(Warp& w, const Code&, u32) {
   join(w.clocks.fenced, w.clocks.inits);
 }
 
+// What the warp knows of is offered to the tensor memory accesses of others; what others have offered and the
+// warp knows of is usable by its own.
+void fence_before(Warp& w, const Code&, u32) {
+  join(w.clocks.tensor, w.clocks.seen);
+  w.advance_clock();
+}
+void fence_after(Warp& w, const Code&, u32) { join(w.tensor_ready, w.clocks.tensor); }
+
 void nothing(Warp&, const Code&, u32) {}
 
 }  // namespace
@@ -35,5 +43,9 @@ Exec fence_proxy_async(const Form& form, Code&) {
   return form.has("global") ? nothing : fence_async;
 }
 Exec fence_proxy_acquire(const Form&, Code&) { return acquire_async; }
+
+Exec tcgen05_fence(const Form& form, Code&) {
+  return form.has("fence::before_thread_sync") ? fence_before : fence_after;
+}
 
 }  // namespace jax_fp4::sim

@@ -120,7 +120,7 @@ void wait(Warp& w, const Code& c, u32 mask) {
   const bool stores = c.variant & kStores;
   const u32 agent =
       w.agent + (stores ? w.launch->first_tensor_store() : w.launch->first_tensor_load());
-  w.clocks.seen[agent] = stores ? w.tensor_stores : w.tensor_loads;
+  w.clocks.seen[agent] = w.tensor_ready[agent] = stores ? w.tensor_stores : w.tensor_loads;
 }
 
 u32 number_of(const Form& form) {

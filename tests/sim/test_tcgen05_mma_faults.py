@@ -314,6 +314,24 @@ def test_reading_d_before_the_commit_has_arrived() -> None:
     assert "race" in kinds and kinds <= {"race", "exit"}
 
 
+def test_two_warps_that_update_one_d() -> None:
+    """Operations of two warps are ordered by nothing."""
+    instance = Instance(F16)
+    instance.run.mmas = [instance.mma, instance.mma]
+    text = instance.run.text()
+    head, tail = text[: text.rindex("@lead tcgen05.mma")], text[text.rindex("@lead tcgen05.mma") :]
+    text = head + tail.replace("@lead tcgen05.mma", "@other tcgen05.mma")
+    text = text.replace(".reg .pred p,", ".reg .pred other, p,")
+    text = text.replace("setp.eq.u32 first,", "setp.eq.u32 other, t, 32; setp.eq.u32 first,", 1)
+    instance.run.text = lambda: text  # type: ignore[method-assign]
+    kinds = set()
+    for seed in range(20):
+        with pytest.raises(sim.SimulationError) as caught:
+            instance.run(seed)
+        kinds.add(caught.value.kind)
+    assert "race" in kinds and kinds <= {"race", "exit"}
+
+
 def test_many_lanes_are_warned_of() -> None:
     """Each lane that executes the instruction starts an operation of its own."""
     instance = Instance(with_(F16, accumulate=False))

@@ -230,7 +230,7 @@ void MmaOperation::update(Cta& cta, const MmaTile& tile, const u32* disabled) {
   };
   if (o_.accumulates) touch(TensorMemory::Use::read);
   touch(TensorMemory::Use::write);
-  u32 d[kMmaMostColumns];
+  u32 d[kMmaMostColumns] = {};
   for (int row = 0; row < rows; ++row) {
     u32* words[2] = {};
     for (u32 part = 0; part < parts; ++part)

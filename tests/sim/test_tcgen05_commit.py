@@ -68,14 +68,15 @@ def test_a_mask_names_ctas_of_the_cluster(group: int, space: str) -> None:
         assert cluster(body, group, machine=sim.Machine("100a", seed)).warnings == []
 
 
-def test_an_address_of_another_cta() -> None:
+@pytest.mark.parametrize("group", [1, 2])
+def test_an_address_of_another_cta(group: int) -> None:
     """Without a mask the address names the CTA."""
     body = (
-        f"mapa.shared::cluster.u32 r6, r4, 2; @p {commit('.shared::cluster.b64 [r6];')} "
-        f"setp.ne.u32 p, r10, 2; @p bra N;\n{WAIT}\nN: {CLUSTER}"
+        "mapa.shared::cluster.u32 r6, r4, 2; setp.ne.u32 q, r10, 2; "
+        f"@p {commit('.shared::cluster.b64 [r6];', group)} @q bra N;\n{WAIT}\nN: {CLUSTER}"
     )
     for seed in range(5):
-        cluster(body, 1, machine=sim.Machine("100a", seed))
+        cluster(body, group, machine=sim.Machine("100a", seed))
 
 
 def test_lanes_that_issue_together_are_warned_of() -> None:

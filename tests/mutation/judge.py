@@ -32,7 +32,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: "reported" by a check, "wrong" result, "refused" text, "survived"."""
+    """What became of a mutant: "reported" by a check, "wrong", "refused" text, or "survived"."""
 
     mutant: Mutant
     outcome: str

@@ -1,4 +1,4 @@
-"""Mutants of a kernel: one instruction that orders, counts or allocates removed or weakened at a time.
+"""Mutants of a kernel: one instruction that orders, counts or allocates removed or weakened.
 
 A mutation is text to text, so that it needs no knowledge of the machine that judges it.
 """
@@ -25,7 +25,9 @@ _REMOVED = {
     "griddepcontrol": r"griddepcontrol\.(?:wait|launch_dependents)",
     "warp barrier": r"bar\.warp\.sync\b[^;]*",
 }
-_REMOVED_PATTERNS = {kind: re.compile(r"(?<![\w.])" + _GUARD + body + r"\s*;") for kind, body in _REMOVED.items()}
+_REMOVED_PATTERNS = {
+    kind: re.compile(r"(?<![\w.])" + _GUARD + body + r"\s*;") for kind, body in _REMOVED.items()
+}
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     found = []
     for kind, pattern in _REMOVED_PATTERNS.items():
         found += [changed(m, f"remove {kind}", "") for m in pattern.finditer(code)]
-    for match in re.finditer(r"(?<![\w.])" + _GUARD + r"((?:mbarrier|cp\.async|barrier\.cluster)\.[^;]*;)", code):
+    for match in re.finditer(
+        r"(?<![\w.])" + _GUARD + r"((?:mbarrier|cp\.async|barrier\.cluster)\.[^;]*;)", code
+    ):
         for kind, new in _weaken(match[2]):
             found.append(changed(match, kind, (match[1] or "") + new))
     yield from sorted(found, key=lambda m: (m.line, m.kind))

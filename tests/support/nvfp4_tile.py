@@ -11,6 +11,7 @@ warp 5 copies the scales on to tensor memory and multiplies, warps 0-3 store the
 
 Stage s:        A 128 rows x 128 bytes | B 128 rows | scales of A 2048 | scales of B 2048 G bytes
 Tensor memory:  D columns 0 .. 128 G - 1 | scales of A from 256 + 16 s, of B from 288 + 32 s
+Every instruction that orders something is needed; tests/mutation takes them away one by one.
 Each CTA holds its rows of A, its half of B, and the scales of its rows of A and of all of B.
 """
 
@@ -42,6 +43,9 @@ def kernel(group: int, blocks: int) -> str:
         else "bar.sync 0;"
     )
     pair = ".cta_group::2" if group == 2 else ""
+    # The even CTA's products use what the odd CTA's warp has allocated.
+    before = "tcgen05.fence::before_thread_sync;\n" if group == 2 else ""
+    after = "tcgen05.fence::after_thread_sync;\n" if group == 2 else ""
 
     def wait(name: str, at: str, parity: int) -> str:
         return (
@@ -59,7 +63,8 @@ def kernel(group: int, blocks: int) -> str:
     for i in range(blocks):
         s, parity = i % 2, i // 2 % 2
         stage = {what: f"smem+{s * stage_bytes + place}" for what, place in places.items()}
-        produce += wait(f"E{i}", f"empty+{8 * s}", parity ^ 1)
+        if i >= 2:
+            produce += wait(f"E{i}", f"empty+{8 * s}", parity ^ 1)
         produce += (
             f"@even mbarrier.arrive.expect_tx.shared::cta.b64 _, [full+{8 * s}], "
             f"{group * stage_bytes};\nadd.u32 leader, bars, {8 * s};\n"
@@ -73,7 +78,6 @@ def kernel(group: int, blocks: int) -> str:
 
         sa, sb = 256 + 16 * s, 288 + 32 * s
         multiply += wait(f"F{i}", f"full+{8 * s}", parity)
-        multiply += "tcgen05.fence::after_thread_sync;\n"
         for what in places:
             constant = _SWIZZLED if what in "ab" else _PLAIN
             multiply += (
@@ -95,6 +99,8 @@ def kernel(group: int, blocks: int) -> str:
                 f"[tensor+{sa + 4 * j}], [tensor+{sb + 4 * group * j}], more;\n"
             )
         signal = "done" if i == blocks - 1 else f"empty+{8 * s}"
+        if blocks - 2 <= i < blocks - 1:
+            continue  # nobody waits for this stage again
         multiply += (
             f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
             f"{multicast}.b64 [{signal}]{mask};\n"
@@ -107,10 +113,7 @@ def kernel(group: int, blocks: int) -> str:
     registers = ", ".join(f"v{k}" for k in range(32))
     store = ""
     for column in range(0, n, 32):
-        store += (
-            f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{registers}}}, [x+{column}];\n"
-            "tcgen05.wait::ld.sync.aligned;\n"
-        )
+        store += f"tcgen05.ld.sync.aligned.32x32b.x32.b32 {{{registers}}}, [x+{column}];\n"
         store += "".join(f"st.global.b32 [out+{4 * (column + k)}], v{k};\n" for k in range(32))
 
     return f""".version 8.8
@@ -144,16 +147,12 @@ mbarrier.init.shared::cta.b64 [empty+8], 1;
 mbarrier.init.shared::cta.b64 [done], 1;
 fence.mbarrier_init.release.cluster;
 READY:
-{barrier}
 setp.ne.u32 p, warp, 5;
 @p bra ALLOCATED;
 tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [slot], 512;
-tcgen05.relinquish_alloc_permit.cta_group::{group}.sync.aligned;
 ALLOCATED:
-tcgen05.fence::before_thread_sync;
-{barrier}
-tcgen05.fence::after_thread_sync;
-ld.shared.u32 tensor, [slot];
+{before}{barrier}
+{after}ld.shared.u32 tensor, [slot];
 setp.eq.u32 p, warp, 4;
 @p bra PRODUCE;
 setp.eq.u32 p, warp, 5;
@@ -165,7 +164,8 @@ mul.wide.u32 y, x, {4 * n};
 add.u64 out, out, y;
 shl.b32 x, warp, 21;
 add.u32 x, x, tensor;
-{store}bra END;
+{store}tcgen05.wait::ld.sync.aligned;
+bra END;
 PRODUCE:
 {addresses}elect.sync _|p, -1;
 @!p bra END;
@@ -176,7 +176,6 @@ elect.sync _|p, -1;
 @!p bra END;
 mov.u16 both, 3;
 {multiply}END:
-bar.warp.sync -1;
 tcgen05.fence::before_thread_sync;
 {barrier}
 tcgen05.fence::after_thread_sync;
@@ -184,7 +183,6 @@ setp.ne.u32 p, warp, 5;
 @p bra OUT;
 tcgen05.dealloc.cta_group::{group}.sync.aligned.b32 tensor, 512;
 OUT:
-{barrier}
 ret;
 }}
 """

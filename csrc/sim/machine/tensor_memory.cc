@@ -69,10 +69,8 @@ void TensorMemory::allocate(const Actor& actor, u32 column, u32 columns) {
 
 void TensorMemory::release(const Actor& actor, const TensorAllocation& allocation) {
   const u32 column = allocation.column, columns = allocation.columns;
-  const RaceConflict conflict =
-      record(actor.accessor(false), Use::write, 0, kTensorLanes, column, columns);
-  if (conflict.found)
-    report_conflict(actor, conflict, false, "release of " + columns_text(column, columns));
+  check_order(actor, actor.accessor(false), Use::write, 0, kTensorLanes, column, columns,
+              "release of " + columns_text(column, columns));
   join(released_clocks_, actor.warp.clocks);
   actor.warp.advance_clock();
   std::fill_n(released_.begin() + column, columns, &actor.code);
@@ -110,12 +108,18 @@ void TensorMemory::access(const Actor& actor, Accessor by, Use use, u32 first_la
                       std::to_string(column + (static_cast<const u8*>(unset) - flags)));
     }
   }
+  check_order(actor, by, use, first_lane, lanes, column, columns, text());
+}
+
+// Reports what the access races with. Strict: only what tcgen05 fences have made usable, and what the actor
+// itself has done, counts as before.
+void TensorMemory::check_order(const Actor& actor, const Accessor& by, Use use, u32 first_lane,
+                               u32 lanes, u32 column, u32 columns, const std::string& access) {
   if (!actor.warp.launch->spec.checks.strict) {
     const RaceConflict conflict = record(by, use, first_lane, lanes, column, columns);
-    if (conflict.found) report_conflict(actor, conflict, false, text());
+    if (conflict.found) report_conflict(actor, conflict, false, access);
     return;
   }
-  // Only what tcgen05 fences have made usable, and what the actor itself has done, counts as before.
   Warp& warp = actor.warp;
   Clocks usable;
   usable.seen = actor.operation ? warp.pipe_ready : warp.tensor_ready;
@@ -125,10 +129,10 @@ void TensorMemory::access(const Actor& actor, Accessor by, Use use, u32 first_la
   RaceConflict conflict = record(strict, use, first_lane, lanes, column, columns);
   if (!conflict.found) return;
   if (!happened_before(conflict.earlier, by.clocks.seen))
-    report_conflict(actor, conflict, false, text());
+    report_conflict(actor, conflict, false, access);
   const Program& program = *warp.launch->program;
   actor.fault(FaultKind::tensor_memory,
-              text() + " is ordered after the " + (conflict.earlier_is_write ? "write" : "read") +
+              access + " is ordered after the " + (conflict.earlier_is_write ? "write" : "read") +
                   " at " + warp.launch->kernel_line(program.code[conflict.pc].line) +
                   ", but not by tcgen05.fence::before_thread_sync there (or a commit) and "
                   "tcgen05.fence::after_thread_sync here");

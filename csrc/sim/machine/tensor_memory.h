@@ -71,6 +71,8 @@ class TensorMemory {
 
  private:
   // Tells the race checker of an access.
+  void check_order(const Actor& actor, const Accessor& by, Use use, u32 lane, u32 lanes, u32 column,
+                   u32 columns, const std::string& access);
   RaceConflict record(Accessor by, Use use, u32 lane, u32 lanes, u32 column, u32 columns);
 
   std::vector<u32> words_;

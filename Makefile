@@ -23,12 +23,12 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: help demo test test-slow test-foreign test-mutation test-matrix test-asan lint format bench clean
+.PHONY: help demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: demo test test-slow test-foreign test-mutation test-matrix test-asan lint format bench clean'
+	@echo 'Targets: demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan lint format bench clean'
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
@@ -47,6 +47,10 @@ test-foreign: $(VENV)/.test
 # Mutants of kernels that others have compiled: which of them the PTX machine catches.
 test-mutation: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest tests/mutation -m 'mutation or not mutation' -s --timeout 7200 $(ARGS)
+
+# Every kernel on every chip of the PTX machine, at every size; `make test` takes a sample.
+test-kernels: $(VENV)/.test
+	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 -m kernels --timeout 7200 $(ARGS)
 
 # One wheel per Python, tested with the oldest and the newest jax that this Python gets.
 test-matrix:

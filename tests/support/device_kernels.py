@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -145,13 +145,15 @@ class Device:
     Attributes:
         chip: "100a", "80", ...
         seed: of the schedule.
-        replace: text of PTX -> other text, for planted faults.
+        replace: (text of the .cu file, other text), for planted faults.
+        mutate: PTX to PTX, for planted faults.
         reports: of the launches so far, with the kernel's name.
     """
 
     chip: str = "100a"
     seed: int = 0
-    replace: tuple[tuple[str, str], ...] = ()
+    replace: tuple[str, str] | None = None
+    mutate: Callable[[str], str] = str
     reports: list[tuple[str, sim.Report]] = field(default_factory=list)
 
     def launch(
@@ -163,14 +165,19 @@ class Device:
         machine: sim.Machine,
     ) -> None:
         """Runs a kernel whose only parameter is a structure."""
-        text = ptx(name, CHIPS[self.chip])
-        for old, new in self.replace:
-            assert old in text, old
-            text = text.replace(old, new, 1)
-        module = machine.load(text)
+        module = machine.load(self.mutate(self._ptx(name)))
         report = module.launch(name, list(grid), block, args=[bytes(params)], seed=self.seed)
         assert not report.warnings, report.warnings
         self.reports.append((name, report))
+
+    def _ptx(self, name: str) -> str:
+        target = CHIPS[self.chip]
+        if self.replace is None:
+            return ptx(name, target)
+        source = (ROOT / "csrc" / "kernels" / kernel(name).source).read_text()
+        old, new = self.replace
+        assert source.count(old) == 1, old
+        return compiler().compile_ptx(kernel(name), target, source.replace(old, new))
 
     def machine(self) -> sim.Machine:
         """A machine with nothing in its memory."""

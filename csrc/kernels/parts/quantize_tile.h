@@ -15,7 +15,7 @@ constexpr bool kNVFP4Kernel = kBlock == 16;
 constexpr bool kFourOverSix = JAX_FP4_FOUR_OVER_SIX;
 // CTAs of a multiprocessor, at least: what registers allow without spills. Rounding in software
 // takes many.
-constexpr int kResident = !ptx::kHasFp4 ? 1 : kFourOverSix || kBits == 6 ? 2 : 3;
+constexpr int kResident = !ptx::kHasFp4 ? 1 : kFourOverSix || kBits != 4 ? 2 : 3;
 constexpr u32 kAllLanes = 0xFFFF'FFFFu;
 
 constexpr int kRows = kQuantizeTileRows, kCols = kQuantizeTileCols;

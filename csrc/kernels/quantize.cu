@@ -36,30 +36,20 @@ namespace {
 
 // ---- Encoding -----------------------------------------------------------------------------------
 
-// What one pass needs: the row pass encodes along the columns of x, the column pass along its rows.
+// One pass: the row pass encodes along the columns of x, the column pass along its rows.
 struct PassState {
   const CopyParams& copy;
   bool columns;  // the column pass
   Format format;
   InputType input;
   TensorConstants constants;
-  u64 seed;
+  CopyTile tile;
 };
 
-// A tile of x, and where it lies.
-struct Place {
-  i64 matrix;
-  u32 rows, cols;        // of x
-  u32 row, col;          // of the tile
-  i64 lead, row0, col0;  // of x's first element, in the logical tensor
-  i64 logical_rows, logical_cols;
-};
-
-// A thread's two groups: values, numbers in the logical copy, scale bytes and codes.
+// A thread's two groups: where they begin in the copy's tile, values, scale bytes and codes.
 struct Pair {
+  u32 row[2], k;
   float v[2][kGroup];
-  u64 number[2];
-  bool exists[2];  // one outside the copy has zero codes; the rotation could give it a -0
   u8 scale[2];
   Codes<kBits> codes[2];
 };
@@ -156,15 +146,19 @@ __device__ void encode(const PassState& s, Pair& pair) {
   if (s.copy.stochastic) {
 #pragma unroll
     for (int g = 0; g < 2; ++g)
-      pair.codes[g] = stochastic_codes<kBits>(element, pair.v[g],
-                                              rounding_bits(s.seed, pair.number[g], s.copy.stream));
+      pair.codes[g] = stochastic_codes<kBits>(
+          element, pair.v[g],
+          rounding_bits(s.tile.seed, s.tile.number + pair.row[g] * s.tile.groups + pair.k / kGroup,
+                        s.copy.stream));
   } else {
 #pragma unroll
     for (int g = 0; g < 2; ++g) pair.codes[g] = nearest_codes<kBits>(element, pair.v[g]);
   }
 #pragma unroll
   for (int g = 0; g < 2; ++g)
-    if (amax[g] >= kF32InfBits || !pair.exists[g])
+    // The rotation could give a group outside the copy a -0.
+    if (amax[g] >= kF32InfBits ||
+        (s.copy.hadamard && (pair.row[g] >= s.tile.rows || pair.k >= s.tile.codes)))
 #pragma unroll
       for (u32& word : pair.codes[g].word) word = 0;
 }
@@ -183,49 +177,35 @@ __device__ void store_codes(u8* to, const Codes<kBits>& codes) {
   }
 }
 
-__device__ void read_rows(const PassState& s, const Place& p, const Shared& shared, Pair& pair) {
+__device__ void read_rows(const PassState& s, const Shared& shared, Pair& pair) {
   const RowLane at = row_lane();
-  const u32 k = p.col + at.col;
-  const i64 groups = ceil_div(p.logical_cols, kGroup);
+  pair.k = at.col;
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const int tile_row = at.row + g * kRowStep;
     Group<kInputBits> group;
 #pragma unroll
     for (int i = 0; i < Group<kInputBits>::kBytes / 16; ++i) {
-      const uint4 words =
-          *reinterpret_cast<const uint4*>(chunk_address(shared.tile, tile_row, at.col, i));
+      const uint4 words = *reinterpret_cast<const uint4*>(row_chunk(shared.tile, at, g, i));
       group.word[4 * i] = words.x;
       group.word[4 * i + 1] = words.y;
       group.word[4 * i + 2] = words.z;
       group.word[4 * i + 3] = words.w;
     }
     widen(group, s.input, pair.v[g]);
-    const u32 row = p.row + tile_row;
-    pair.number[g] = (p.lead * p.logical_rows + p.row0 + row) * groups + (p.col0 + k) / kGroup;
-    pair.exists[g] = k < p.cols && row < p.rows;
+    pair.row[g] = at.row + g * kRowStep;
   }
 }
 
-__device__ void store_rows(const PassState& s, const Place& p, const Pair& pair) {
-  const RowLane at = row_lane();
-  const u32 k = p.col + at.col;
-  const i64 pitch = row_bytes(s.format.element, p.cols);
-  const i64 byte = static_cast<i64>(k) * kBits / 8;
-  const u32 blocks = (p.cols + kBlock - 1) / kBlock, block = k / kBlock;
-  const bool tiled = s.copy.layout == ScaleLayout::tiled;
-  u8* const values = s.copy.values + p.matrix * p.rows * pitch + byte;
-  u8* const scales = s.copy.scales + p.matrix * scale_bytes(s.copy.layout, p.rows, blocks);
+__device__ void store_rows(const CopyTile& t, const Pair& pair) {
+  const u32 byte = pair.k / 8 * kBits, block = pair.k / kBlock;
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const u32 row = p.row + at.row + g * kRowStep;
-    if (row < p.rows && byte < pitch) store_codes(values + row * pitch, pair.codes[g]);
-    const bool real = row < p.rows && block < blocks;
-    const bool stored =
-        tiled ? row < round_up(p.rows, kScaleTileRows) && block < round_up(blocks, kScaleTileBlocks)
-              : real;
-    if (stored && k % kBlock == 0)
-      scales[scale_offset(s.copy.layout, row, block, blocks)] = real ? pair.scale[g] : 0;
+    const u32 row = pair.row[g];
+    if (row < t.rows && byte < t.bytes)
+      store_codes(t.values + (static_cast<u64>(row) * t.pitch + byte), pair.codes[g]);
+    const bool real = row < t.rows && block < t.blocks;
+    const bool stored = row < t.scale_rows && block < t.scale_blocks;
+    if (stored && pair.k % kBlock == 0) t.scales[t.scale_at(row, block)] = real ? pair.scale[g] : 0;
   }
 }
 
@@ -233,32 +213,31 @@ __device__ void write_tile(Shared& shared, const Group<kInputBits> (&in)[2]) {
   const RowLane at = row_lane();
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const int row = at.row + g * kRowStep;
 #pragma unroll
     for (int i = 0; i < Group<kInputBits>::kBytes / 16; ++i) {
-      *reinterpret_cast<uint4*>(chunk_address(shared.tile, row, at.col, i)) = make_uint4(
+      *reinterpret_cast<uint4*>(row_chunk(shared.tile, at, g, i)) = make_uint4(
           in[g].word[4 * i], in[g].word[4 * i + 1], in[g].word[4 * i + 2], in[g].word[4 * i + 3]);
     }
   }
 }
 
-__device__ void read_columns(const PassState& s, const Place& p, const Shared& shared, Pair& pair) {
+__device__ void read_columns(const PassState& s, const Shared& shared, Pair& pair) {
   const ColumnLane at = column_lane();
-  const int byte = at.col * kInputBits / 8;
-  const auto address = [&](int row) {
-    return shared.tile + row * kTilePitch + 16 * swizzled(row, byte / 16) + byte % 16;
-  };
+  pair.k = at.row;
+  pair.row[0] = at.col;
+  pair.row[1] = at.col + 1;
   if constexpr (kInputBits == 32) {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) {
-      const float2 x = *reinterpret_cast<const float2*>(address(at.row + i));
+      const float2 x = *reinterpret_cast<const float2*>(column_word(shared.tile, at, i));
       pair.v[0][i] = x.x;
       pair.v[1][i] = x.y;
     }
   } else {
     u32 word[kGroup];
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) word[i] = *reinterpret_cast<const u32*>(address(at.row + i));
+    for (int i = 0; i < kGroup; ++i)
+      word[i] = *reinterpret_cast<const u32*>(column_word(shared.tile, at, i));
     if (s.input == InputType::bf16) {
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) pair.v[0][i] = low_of(word[i], InputType::bf16);
@@ -270,14 +249,6 @@ __device__ void read_columns(const PassState& s, const Place& p, const Shared& s
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) pair.v[1][i] = high_of(word[i], InputType::f16);
     }
-  }
-  const i64 groups = ceil_div(p.logical_rows, kGroup);
-  const u32 k = p.row + at.row;
-#pragma unroll
-  for (int g = 0; g < 2; ++g) {
-    const u32 column = p.col + at.col + g;
-    pair.number[g] = (p.lead * p.logical_cols + p.col0 + column) * groups + (p.row0 + k) / kGroup;
-    pair.exists[g] = k < p.rows && column < p.cols;
   }
 }
 
@@ -293,26 +264,22 @@ __device__ void stage_columns(const Pair& pair, Shared& shared) {
 }
 
 // Copies the staged codes and scales to their rows of the copy: columns of x.
-__device__ void store_columns(const PassState& s, const Place& p, const Shared& shared) {
-  const i64 pitch = row_bytes(s.format.element, p.rows);
-  const i64 byte0 = static_cast<i64>(p.row) * kBits / 8;
-  u8* const values = s.copy.values + p.matrix * p.cols * pitch + byte0;
-  constexpr int kColumnBytes = kRows * kBits / 8;
+__device__ void store_columns(const CopyTile& t, const Shared& shared) {
   constexpr int kUnit = kBits == 6 ? 4 : 16;  // bytes of a store
-  constexpr int kUnits = kColumnBytes / kUnit;
+  constexpr int kUnits = kRows / 8 * kBits / kUnit;
 #pragma unroll
   for (int i = 0; i < kCols * kUnits / kQuantizeThreads; ++i) {
-    const int unit = i * kQuantizeThreads + threadIdx.x;
-    int slot = unit / kUnits;
-    const int part = unit % kUnits;
+    const u32 unit = i * kQuantizeThreads + threadIdx.x;
+    u32 slot = unit / kUnits;
+    const u32 byte = unit % kUnits * kUnit;
     // 4-bit codes: a half-warp reads four pieces of four columns as 8 bytes each; columns 8 apart
     // lie 16 banks apart, neighbours 18.
     if constexpr (kBits == 4)
       slot = (slot & 1) | ((slot & 2) << 2) | ((slot & 12) >> 1) | (slot & 48);
-    const u32 column = p.col + (slot % (kCols / 2)) * 2 + slot / (kCols / 2);
-    if (column >= p.cols || byte0 + part * kUnit >= pitch) continue;
-    const u8* from = shared.codes + slot * kStagePitch + part * kUnit;
-    u8* to = values + column * pitch + part * kUnit;
+    const u32 column = slot % (kCols / 2) * 2 + slot / (kCols / 2);
+    if (column >= t.rows || byte >= t.bytes) continue;
+    const u8* from = shared.codes + slot * kStagePitch + byte;
+    u8* to = t.values + (static_cast<u64>(column) * t.pitch + byte);
     if constexpr (kBits == 6) {
       *reinterpret_cast<u32*>(to) = *reinterpret_cast<const u32*>(from);
     } else if constexpr (kBits == 4) {
@@ -324,62 +291,54 @@ __device__ void store_columns(const PassState& s, const Place& p, const Shared& 
     }
   }
   // Four blocks of a column lie side by side in both layouts.
-  const u32 blocks = (p.rows + kBlock - 1) / kBlock;
-  const bool tiled = s.copy.layout == ScaleLayout::tiled;
-  u8* const scales = s.copy.scales + p.matrix * scale_bytes(s.copy.layout, p.cols, blocks);
-  const int four = threadIdx.x / kCols;
-  if (four >= kBlocksDown / 4) return;
-  const u32 column = p.col + threadIdx.x % kCols;
-  const u32 block = p.row / kBlock + 4 * four;
+  const u32 column = threadIdx.x % kCols, block = threadIdx.x / kCols * 4;
+  if (block >= kBlocksDown || column >= t.scale_rows || block >= t.scale_blocks) return;
   u32 word = 0;
 #pragma unroll
   for (u32 i = 0; i < 4; ++i)
-    if (block + i < blocks && column < p.cols)
-      word |= static_cast<u32>(shared.scales[4 * four + i][threadIdx.x % kCols]) << (8 * i);
-  const bool stored = tiled
-                          ? column < round_up(p.cols, kScaleTileRows) && block < round_up(blocks, 4)
-                          : column < p.cols && block < blocks;
-  if (!stored) return;
-  u8* to = scales + scale_offset(s.copy.layout, column, block, blocks);
-  if (tiled || blocks % 4 == 0) {
+    if (block + i < t.blocks && column < t.rows)
+      word |= static_cast<u32>(shared.scales[block + i][column]) << (8 * i);
+  u8* to = t.scales + t.scale_at(column, block);
+  if (t.tiled || t.scale_pitch % 4 == 0) {
     *reinterpret_cast<u32*>(to) = word;
   } else {
 #pragma unroll
-    for (u32 i = 0; i < 4 && block + i < blocks; ++i) to[i] = static_cast<u8>(word >> (8 * i));
+    for (u32 i = 0; i < 4; ++i)
+      if (block + i < t.blocks) to[i] = static_cast<u8>(word >> (8 * i));
   }
 }
 
-__device__ u64 seed_of(const CopyParams& copy, u32 example) {
-  if (!copy.stochastic) return 0;
-  return static_cast<u64>(copy.seed[2 * example + 1]) << 32 | copy.seed[2 * example];
-}
-
-// The tensor constants of both copies, by two lanes; the first CTA of a matrix stores the global
+// What all threads need of both copies, by two lanes; the first CTA of a matrix stores the global
 // scale.
-__device__ void compute_constants(const QuantizeParams& p, u32 matrix, Shared& shared) {
+__device__ void prepare_passes(const QuantizeParams& p, const Place& place, Shared& shared) {
   if (threadIdx.x >= 2) return;
-  const CopyParams& copy = threadIdx.x == 0 ? p.row : p.col;
+  const bool columns = threadIdx.x == 1;
+  const CopyParams& copy = columns ? p.col : p.row;
   if (copy.values == nullptr) return;
+  shared.tiles[threadIdx.x] = copy_tile(p, copy, columns, place);
   const bool scaled = tensor_max(p.format, copy.four_over_six) != 0.0f;
-  const float amax = scaled ? f32_of(copy.amax[matrix]) : 0.0f;
+  const float amax = scaled ? f32_of(copy.amax[place.matrix]) : 0.0f;
   float global_scale;
   shared.constants[threadIdx.x] =
       tensor_constants(p.format, copy.four_over_six, amax, &global_scale);
-  if (blockIdx.x == 0 && blockIdx.y == 0) copy.global_scale[matrix] = global_scale;
+  if (blockIdx.x == 0 && blockIdx.y == 0) copy.global_scale[place.matrix] = global_scale;
 }
 
-__device__ void quantize_tile(const QuantizeParams& p, Place& place, u32 example, bool aligned,
+__device__ void quantize_tile(const QuantizeParams& p, const Place& place, bool aligned,
                               Shared& shared) {
   const RowLane at = row_lane();
+  const u32 rows = remaining(p.rows, place.row), cols = remaining(p.cols, place.col);
+  const u8* const x = static_cast<const u8*>(p.x) +
+                      ((static_cast<u64>(place.matrix) * p.rows + place.row) * p.cols + place.col) *
+                          (kInputBits / 8);
   Group<kInputBits> in[2];
 #pragma unroll
   for (int g = 0; g < 2; ++g) {
-    const u32 row = place.row + at.row + g * kRowStep;
-    const int count = row < p.rows ? static_cast<int>(p.cols - place.col) - at.col : 0;
-    const i64 element = (place.matrix * p.rows + row) * p.cols + place.col + at.col;
-    in[g] = load_group<kInputBits>(p.x, element, count, aligned);
+    const u32 row = at.row + g * kRowStep;
+    const int count = row < rows ? static_cast<int>(cols) - at.col : 0;
+    in[g] = load_group<kInputBits>(x, static_cast<u64>(row) * p.cols + at.col, count, aligned);
   }
-  compute_constants(p, static_cast<u32>(place.matrix), shared);
+  prepare_passes(p, place, shared);
   write_tile(shared, in);
   __syncthreads();
 #pragma unroll 1  // one body for both passes: half of the code, and of the time to compile it
@@ -387,20 +346,23 @@ __device__ void quantize_tile(const QuantizeParams& p, Place& place, u32 example
     const CopyParams& copy = pass == 0 ? p.row : p.col;
     if (copy.values == nullptr) continue;
     const PassState s{
-        copy, pass == 1, p.format, p.input, shared.constants[pass], seed_of(copy, example)};
+        copy, pass == 1, p.format, p.input, shared.constants[pass], shared.tiles[pass]};
+    // Pointers that were in shared memory have lost their address space.
+    __builtin_assume(__isGlobal(s.tile.values));
+    __builtin_assume(__isGlobal(s.tile.scales));
     Pair pair;
     if (pass == 0) {
-      read_rows(s, place, shared, pair);
+      read_rows(s, shared, pair);
     } else {
-      read_columns(s, place, shared, pair);
+      read_columns(s, shared, pair);
     }
     encode(s, pair);
     if (pass == 0) {
-      store_rows(s, place, pair);
+      store_rows(s.tile, pair);
     } else {
       stage_columns(pair, shared);
       __syncthreads();
-      store_columns(s, place, shared);
+      store_columns(s.tile, shared);
     }
   }
 }
@@ -419,19 +381,16 @@ extern "C" __global__ void __launch_bounds__(jax_fp4::kQuantizeThreads, jax_fp4:
     const u32 example = p.leads == 1 ? matrix : matrix / p.leads;
     const u32* origin = p.origin + 3 * example;
     Place place{matrix,
-                p.rows,
-                p.cols,
+                example,
                 0,
                 blockIdx.x * kQuantizeTileCols,
                 static_cast<i64>(origin[0]) + (matrix - example * p.leads),
                 origin[1],
-                origin[2],
-                p.logical_rows,
-                p.logical_cols};
+                origin[2]};
     u32 row = blockIdx.y * kQuantizeTileRows;
     do {
       place.row = row;
-      quantize_tile(p, place, example, aligned, shared);
+      quantize_tile(p, place, aligned, shared);
       __syncthreads();
       row += gridDim.y * kQuantizeTileRows;
     } while (row < p.rows);

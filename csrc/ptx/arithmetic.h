@@ -17,6 +17,11 @@ __device__ inline float max_xorsign_abs_f32(float a, float b) {
   asm("max.xorsign.abs.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
   return d;
 }
+__device__ inline float max_nan_xorsign_abs_f32(float a, float b) {
+  float d;
+  asm("max.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
 __device__ inline float min_xorsign_abs_f32(float a, float b) {
   float d;
   asm("min.xorsign.abs.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));

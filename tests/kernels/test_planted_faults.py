@@ -51,8 +51,8 @@ def test_a_barrier_missing_between_tiles_is_a_race() -> None:
     x = cpu.tricky_values(np.random.default_rng(9), (1, 300, 48), np.dtype(np.uint16))
     fault = Device(
         replace=(
-            "quantize_tile(p, place, example, aligned, shared);\n      __syncthreads();",
-            "quantize_tile(p, place, example, aligned, shared);",
+            "quantize_tile(p, place, aligned, shared);\n      __syncthreads();",
+            "quantize_tile(p, place, aligned, shared);",
         )
     )
     with pytest.raises(sim.SimulationError) as error:
@@ -62,7 +62,7 @@ def test_a_barrier_missing_between_tiles_is_a_race() -> None:
 
 def test_reading_one_row_too_many_is_out_of_bounds() -> None:
     """Row 33 of 33."""
-    fault = Device(replace=("int count = row < p.rows", "int count = row <= p.rows"))
+    fault = Device(replace=("int count = row < rows", "int count = row <= rows"))
     with pytest.raises(sim.SimulationError) as error:
         agrees(fault)
     assert error.value.kind == "out-of-bounds"
@@ -71,7 +71,7 @@ def test_reading_one_row_too_many_is_out_of_bounds() -> None:
 
 def test_writing_one_row_too_many_meets_the_canary() -> None:
     """The row after the last one of the copy."""
-    fault = Device(replace=("row < p.rows && byte < pitch", "row <= p.rows && byte < pitch"))
+    fault = Device(replace=("row < t.rows && byte < t.bytes", "row <= t.rows && byte < t.bytes"))
     with pytest.raises(AssertionError, match="written past it"):
         agrees(fault)
 
@@ -86,7 +86,7 @@ def test_swapped_nibbles_are_wrong_bytes() -> None:
 def test_unwritten_padding_is_seen() -> None:
     """Tiled scales of rows that do not exist must be zero, not what the memory held."""
     o = Options(tiled_layout=True)
-    fault = Device(replace=("const bool stored =\n", "const bool stored = real && \n"))
+    fault = Device(replace=("const bool stored = row", "const bool stored = real && row"))
     (got,) = device.quantize(fault, X, o)
     assert not got.equals(cpu.quantize(X, o)[0])
 
@@ -94,6 +94,6 @@ def test_unwritten_padding_is_seen() -> None:
 def test_stale_random_bits_are_wrong_bytes() -> None:
     """Group numbers that leave out the row."""
     o = Options(stochastic=True, seed=3)
-    fault = Device(replace=("p.row0 + row) * groups", "p.row0) * groups"))
+    fault = Device(replace=(" + pair.row[g] * s.tile.groups", ""))
     (got,) = device.quantize(fault, X, o)
     assert not got.equals(cpu.quantize(X, o)[0])

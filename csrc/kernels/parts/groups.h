@@ -77,10 +77,16 @@ __device__ void widen(const Group<kInputBits>& group, InputType input, float (&v
 
 // The bits of the largest magnitude; at least kF32InfBits if there is an Inf or a NaN.
 __device__ inline u32 largest(const float (&v)[kGroup]) {
-  float m = ptx::max_nan_f32(absolute(v[0]), absolute(v[1]));
+  float m = v[0];
 #pragma unroll
-  for (int i = 2; i < kGroup; ++i) m = ptx::max_nan_f32(m, absolute(v[i]));
-  return bits_of(m);
+  for (int i = 1; i < kGroup; ++i) {
+    if constexpr (ptx::kHasXorSign) {
+      m = ptx::max_nan_xorsign_abs_f32(m, v[i]);
+    } else {
+      m = ptx::max_nan_f32(absolute(m), absolute(v[i]));
+    }
+  }
+  return bits_of(m) & kF32AbsMask;
 }
 
 // numerics/hadamard.h, with the bf16 rounding in one instruction for two values. A NaN gets other

@@ -22,6 +22,71 @@ constexpr int kRows = kQuantizeTileRows, kCols = kQuantizeTileCols;
 constexpr int kBlocksDown = kRows / kBlock;
 constexpr int kPieceBytes = kGroup * kBits / 8;  // codes of a group
 
+// A tile of x, and where it lies.
+struct Place {
+  u32 matrix, example;
+  u32 row, col;          // of the tile
+  i64 lead, row0, col0;  // of x's first element, in the logical tensor
+};
+
+// What a tile of x gives of one copy, in the copy's own rows and blocks; computed once a CTA.
+struct CopyTile {
+  u8* values;                    // of the first code
+  u8* scales;                    // of the first scale
+  u32 pitch;                     // bytes of a row
+  u32 bytes;                     // of a row from here on, padding included
+  u32 rows, codes, blocks;       // that exist, from here on
+  u32 scale_rows, scale_blocks;  // that are stored
+  u32 scale_pitch;               // blocks of a row
+  bool tiled;
+  u32 row_in_atom;  // of the first row, in the 128 of a tiled layout
+  u64 seed;
+  u64 number;  // of the first group of 16 in the logical copy
+  u64 groups;  // of a row of it
+
+  // Where the scale of a block lies, counted from the tile's first row and block.
+  __device__ u64 scale_at(u32 row, u32 block) const {
+    if (!tiled) return static_cast<u64>(row) * scale_pitch + block;
+    const u32 r = row_in_atom + row;  // numerics/scale_layout.h
+    return r % 32 * 16 + r / 32 * 4 + block % 4 + block / 4 * kScaleTileBytes;
+  }
+};
+
+__device__ u32 remaining(i64 size, u32 begin) {
+  return size > begin ? static_cast<u32>(size - begin) : 0;
+}
+
+__device__ CopyTile copy_tile(const QuantizeParams& p, const CopyParams& copy, bool columns,
+                              const Place& place) {
+  const u32 rows = columns ? p.cols : p.rows, k = columns ? p.rows : p.cols;
+  const u32 row = columns ? place.col : place.row, first = columns ? place.row : place.col;
+  const u32 blocks = (k + kBlock - 1) / kBlock, block = first / kBlock;
+  const i64 logical_rows = columns ? p.logical_cols : p.logical_rows;
+  const i64 logical_row = (columns ? place.col0 : place.row0) + row;
+  const i64 logical_k = (columns ? place.row0 : place.col0) + first;
+  CopyTile t;
+  t.seed = copy.stochastic ? static_cast<u64>(copy.seed[2 * place.example + 1]) << 32 |
+                                 copy.seed[2 * place.example]
+                           : 0;
+  t.pitch = static_cast<u32>(row_bytes(p.format.element, k));
+  const u32 byte = first / 8 * kBits;  // `first` is a multiple of 64
+  t.values = copy.values + (static_cast<u64>(place.matrix) * rows + row) * t.pitch + byte;
+  t.bytes = remaining(t.pitch, byte);
+  t.rows = remaining(rows, row);
+  t.codes = remaining(k, first);
+  t.blocks = remaining(blocks, block);
+  t.tiled = copy.layout == ScaleLayout::tiled;
+  t.scale_pitch = blocks;
+  t.row_in_atom = row % kScaleTileRows;
+  t.scales = copy.scales + place.matrix * scale_bytes(copy.layout, rows, blocks) +
+             scale_offset(copy.layout, t.tiled ? row - t.row_in_atom : row, block, blocks);
+  t.scale_rows = t.tiled ? remaining(round_up(rows, kScaleTileRows), row) : t.rows;
+  t.scale_blocks = t.tiled ? remaining(round_up(blocks, kScaleTileBlocks), block) : t.blocks;
+  t.groups = ceil_div(columns ? p.logical_rows : p.logical_cols, kGroup);
+  t.number = (place.lead * logical_rows + logical_row) * t.groups + logical_k / kGroup;
+  return t;
+}
+
 constexpr int kTilePitch = kCols * kInputBits / 8;
 // A column's codes, and a gap after them: 18, 25 or 36 words keep the lanes of a warp, which write
 // one piece each at this distance, in different banks.
@@ -32,6 +97,7 @@ struct alignas(16) Shared {
   u8 codes[kCols * kStagePitch];  // columns in the order of stage_slot
   u8 scales[kBlocksDown][kCols];
   TensorConstants constants[2];  // row copy, column copy
+  CopyTile tiles[2];
 };
 
 // Where the 16-byte chunk of a row of the tile lies in its row. Rows are written in chunks by lanes
@@ -41,12 +107,6 @@ __device__ int swizzled(int row, int chunk) {
   if constexpr (kInputBits == 16)
     return chunk ^ ((row & 1) | ((((row >> 1) ^ (row >> 4)) & 1) << 2));
   return chunk ^ (((row & 1) << 1) | (((row >> 1) ^ (chunk >> 3)) & 1));
-}
-
-// The address of 16-byte chunk i of the group that begins at a column.
-template <class Byte>
-__device__ Byte* chunk_address(Byte* tile, int row, int col, int i) {
-  return tile + row * kTilePitch + 16 * swizzled(row, col * kInputBits / 128 + i);
 }
 
 // Even columns first: the lanes of a warp write even columns, then odd ones.
@@ -71,6 +131,23 @@ __device__ ColumnLane column_lane() {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if constexpr (kBlock == 16) return {16 * warp, 2 * lane};
   return {32 * (warp / 2) + 16 * (lane / 16), 32 * (warp % 2) + 2 * (lane % 16)};
+}
+
+// The address of 16-byte chunk i of a thread's group g of the row pass. From one of its rows to the
+// other, swizzled() changes nothing, or (16 bits, rows 16 apart) the upper bit of a chunk.
+template <class Byte>
+__device__ Byte* row_chunk(Byte* tile, const RowLane& at, int g, int i) {
+  const int chunk = swizzled(at.row, at.col * kInputBits / 128 + i);
+  const int flip = kInputBits == 16 && kRowStep == 16 && g == 1 ? 4 : 0;
+  return tile + (at.row * kTilePitch + 16 * (chunk ^ flip)) + g * kRowStep * kTilePitch;
+}
+
+// The address of a thread's two columns in its row i of the column pass. at.row is a multiple of 16,
+// of which swizzled() sees the lowest bit only.
+__device__ const u8* column_word(const u8* tile, const ColumnLane& at, int i) {
+  const int byte = at.col * kInputBits / 8;
+  const int first = at.row * kTilePitch + 16 * swizzled(at.row, byte / 16) + byte % 16;
+  return tile + (first ^ (16 * swizzled(i, 0))) + i * kTilePitch;
 }
 
 }  // namespace

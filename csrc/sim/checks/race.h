@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <cstring>
 #include <unordered_map>
 #include <vector>
 
@@ -72,7 +73,9 @@ struct AccessHistory {
   Epoch read = 0;
   u32 read_pc = 0;  // where read == kSharedReads: number of a ReadSet
                     // where write == kSplit: the whole record is unused
-  bool operator==(const AccessHistory&) const = default;
+  bool operator==(const AccessHistory& other) const {
+    return std::memcmp(this, &other, sizeof *this) == 0;
+  }
 };
 
 // The reads of a place by several agents: by agent, 0 where it has not read.

@@ -228,8 +228,9 @@ struct Cta {
   NamedBarrier barriers[kNamedBarriers];
   u32 threads = 0;
   u32 exited = 0;
-  u32 free_registers = 0;  // given back by setmaxnreg.dec
-  bool triggered = false;  // has executed griddepcontrol.launch_dependents, or has exited
+  u32 free_registers = 0;       // given back by setmaxnreg.dec
+  bool triggered = false;       // has executed griddepcontrol.launch_dependents, or has exited
+  bool cancel_refused = false;  // it has seen that no cluster is left to take over
 
   void trigger();
   void complete_barriers();
@@ -336,6 +337,8 @@ struct Launch {
   [[noreturn]] void report_deadlock();
   void enqueue(Warp* warp);
   void issue(std::unique_ptr<AsyncOperation> operation);
+  // Takes the next cluster off the grid; false if none is left.
+  bool take_cluster(u32 (&first_cta)[3]);
   // Reports what still uses the memory of a CTA that has exited, and tensor memory that it holds.
   void check_exit(const Cta& cta);
   void check_tensor_exit(const Cta& cta) const;
@@ -356,6 +359,7 @@ struct Launch {
 
  private:
   void perform_one();
+  Dim3 clusters() const;  // of the grid
   void start_clusters();
   void retire();
 };

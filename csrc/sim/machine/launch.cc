@@ -157,12 +157,25 @@ void fill_specials(Warp& warp) {
   }
 }
 
+Dim3 Launch::clusters() const {
+  return {spec.grid.x / spec.cluster.x, spec.grid.y / spec.cluster.y, spec.grid.z / spec.cluster.z};
+}
+
+bool Launch::take_cluster(u32 (&first_cta)[3]) {
+  if (next_cluster == clusters().count()) return false;
+  unpack(next_cluster++, clusters(), first_cta);
+  first_cta[0] *= spec.cluster.x;
+  first_cta[1] *= spec.cluster.y;
+  first_cta[2] *= spec.cluster.z;
+  // CTAs that never run hold back no grid that depends on this one.
+  triggered_ctas += spec.cluster.count();
+  return true;
+}
+
 void Launch::start_clusters() {
-  const Dim3 clusters{spec.grid.x / spec.cluster.x, spec.grid.y / spec.cluster.y,
-                      spec.grid.z / spec.cluster.z};
-  while (resident.size() < spec.resident_clusters && next_cluster < clusters.count()) {
+  while (resident.size() < spec.resident_clusters && next_cluster < clusters().count()) {
     auto cluster = std::make_unique<Cluster>();
-    unpack(next_cluster++, clusters, cluster->index);
+    unpack(next_cluster++, clusters(), cluster->index);
     const u32 threads = static_cast<u32>(spec.block.count());
     const u32 warps = (threads + kLanes - 1) / kLanes;
     const u32 ctas = static_cast<u32>(spec.cluster.count());

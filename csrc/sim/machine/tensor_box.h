@@ -60,8 +60,8 @@ template <class F>
 void TensorBox::each_piece(u32 number, u32 begin, u32 end, u64 address, F f) const {
   const u32 halves = map_.swizzle == kSwizzle128BAtom32BFlip8B ? 2 : 1;
   const u32 piece = group_ / halves;
-  for (u32 at = begin; at < end;) {
-    const u32 index = at / piece, inside = at % piece;
+  u32 index = begin / piece, inside = begin % piece;
+  for (u32 at = begin; at < end; ++index, inside = 0) {
     const u32 bytes = std::min(piece - inside, end - at);
     const u64 linear = address + u64{number} * pitch + index / halves * 16;
     u64 to = swizzled(map_.swizzle, linear);

@@ -97,16 +97,34 @@ def test_every_spelling_of_a_load(space: str, mode: str, group: str, hint: str) 
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
-def test_ranks_with_immediate_coordinates(rank: int) -> None:
-    """Coordinates may be constants."""
+@pytest.mark.parametrize("group", ["", ".cta_group::1", ".cta_group::2"])
+@pytest.mark.parametrize(
+    "space", ["shared::cta", "shared::cluster", "shared::cluster.multicast::cluster"]
+)
+def test_ranks_with_immediate_coordinates(space: str, group: str, rank: int) -> None:
+    """Coordinates may be constants; a cluster of one CTA may multicast to itself."""
     dims = (64, 3, 4, 2, 3)[:rank]
     strides = (64, 192, 768, 1536)[: rank - 1]
     tensor = Tensor("uint8", dims, strides, (32, 2, 2, 2, 2)[:rank])
     place = (16, -1, 1, 0, 2)[:rank]
-    for space in ("shared::cta", "shared::cluster"):
-        name = f"cp.async.bulk.tensor.{rank}d.{space}.global.mbarrier::complete_tx::bytes"
-        body = load_body(rank, name, ", ".join(map(str, place)))
-        loaded(tensor, memory_of(8192), place, 128, body=body)
+    name = f"cp.async.bulk.tensor.{rank}d.{space}.global.mbarrier::complete_tx::bytes{group}"
+    body = load_body(rank, name, ", ".join(map(str, place)))
+    if "multicast" in space:
+        body = body.replace("}], [r1];", "}], [r1], h0;").replace("@!p", "mov.b16 h0, 1; @!p", 1)
+    loaded(tensor, memory_of(8192), place, 128, body=body)
+
+
+@pytest.mark.parametrize("group", ["", ".cta_group::1", ".cta_group::2"])
+def test_rows_may_be_multicast(group: str) -> None:
+    """.tile::gather4 with a mask of CTAs."""
+    tensor = Tensor("uint8", (256, 64), (256,), (128, 1), "128b")
+    name = (
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4"
+        f".mbarrier::complete_tx::bytes.multicast::cluster{group}"
+    )
+    body = load_body(2, name, "c0, c1, c2, c3, c4").replace("}], [r1];", "}], [r1], h0;")
+    body = body.replace("@!p", "mov.b16 h0, 1; @!p", 1)
+    loaded(tensor, memory_of(16384), (128, 40), 128, (5, 63, 64, -1), body)
 
 
 def test_a_map_in_global_memory_and_in_a_register() -> None:

@@ -35,8 +35,8 @@
 //
 // Every sum goes through K in steps of 64 (mxf8f6f4: 32) from 0 in one accumulator.
 //
-// Compiled for each of variants.def with JAX_FP4_KIND (nvfp4, mxfp4 or mxf8f6f4), JAX_FP4_CTA_GROUP
-// and JAX_FP4_TILE_N.
+// Compiled for each of variants.def with JAX_FP4_KIND (nvfp4, mxfp4 or mxf8f6f4), JAX_FP4_CTAS and
+// JAX_FP4_TILE_N.
 #include "kernels/parts/epilogue.h"
 #include "kernels/parts/pipeline.h"
 #include "kernels/parts/raster.h"
@@ -49,7 +49,7 @@
 namespace jax_fp4 {
 namespace {
 
-constexpr GemmVariant kVariant{GemmKind::JAX_FP4_KIND, JAX_FP4_CTA_GROUP, JAX_FP4_TILE_N};
+constexpr GemmVariant kVariant{GemmKind::JAX_FP4_KIND, JAX_FP4_CTAS, JAX_FP4_TILE_N};
 constexpr u32 kGroup = kVariant.ctas;
 constexpr u32 kTileN = kVariant.tile_n;
 static_assert(kGroup == 1 || kGroup == 2, "tcgen05 works in one CTA or in a pair");
@@ -300,10 +300,24 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
   const bool in_f32 = p.transposed || p.out_type == Dtype::f32;
   const u32 per_buffer = in_f32 ? 1 : 2;  // pieces
   u32 buffer = 0;
+  u32 sum[kPiece];
+  const auto load = [&](u32 i) {
+    const u32 piece = backwards ? pieces - 1 - i : i;
+    ptx::tcgen05_ld_32x32b_x32(sum, tensor + piece * kPiece);
+  };
+  if (pieces > 0) load(0);
   for (u32 i = 0; i < pieces; ++i) {
     const u32 piece = backwards ? pieces - 1 - i : i;
     const u32 column = tile.n * kTileN + piece * kPiece;
     const u32 in_buffer = piece % per_buffer;
+    ptx::tcgen05_wait_ld(sum);
+    if (i + 1 == held) release(cta, source);
+    float x[kPiece];
+#pragma unroll
+    for (u32 j = 0; j < kPiece; ++j) x[j] = __fmul_rn(alpha, f32_of(sum[j]));
+    // The next piece is on its way while this one is finished.
+    if (i + 1 < pieces) load(i + 1);
+
     if (i == 0 || in_buffer == (backwards ? per_buffer - 1 : 0)) {
       buffer =
           cta.shared + kBuffersAt + (quarter * kBuffers + stores++ % kBuffers) * kGemmBufferBytes;
@@ -311,14 +325,6 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
       if (lane == 0) ptx::cp_async_bulk_wait_group_read<kBuffers - 1>();
       __syncwarp();
     }
-    u32 sum[kPiece];
-    ptx::tcgen05_ld_32x32b_x32(sum, tensor + piece * kPiece);
-    ptx::tcgen05_wait_ld(sum);
-    if (i + 1 == held) release(cta, source);
-
-    float x[kPiece];
-#pragma unroll
-    for (u32 j = 0; j < kPiece; ++j) x[j] = __fmul_rn(alpha, f32_of(sum[j]));
     if (p.transposed) {
       store_piece(x, Dtype::f32, buffer, 0);
       __syncwarp();
@@ -389,7 +395,7 @@ __device__ void initialize_barriers(const Cta& cta) {
 
 }  // namespace
 
-#if JAX_FP4_CTA_GROUP == 2
+#if JAX_FP4_CTAS == 2
 #define JAX_FP4_CLUSTER __cluster_dims__(2, 1, 1)
 #else
 #define JAX_FP4_CLUSTER

@@ -56,7 +56,7 @@ KERNELS = {
       out[i] += static_cast<u32>(descriptor_step(in[i])) + swizzle_128b(in[i]);
       out[i] += instruction_descriptor_fp4(128, in[i] & 0xF8, BlockScale::ue8m0);
       out[i] += instruction_descriptor_mxf8f6f4(256, 64, element, element);
-      out[i] |= scale_bytes_at(i & 3);""",
+      out[i] += scale_bytes_at(in[i] & 3);""",
     "scale_layout.h": """
       out[i] = static_cast<u32>(scale_offset(ScaleLayout::tiled, in[i], i, in[i]));
       out[i] += static_cast<u32>(scale_bytes(ScaleLayout::tiled, in[i], 8));""",

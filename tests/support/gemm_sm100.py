@@ -1,0 +1,455 @@
+"""Runs csrc/kernels/gemm_sm100.cu on the machine, and says what D has to be, bit for bit.
+
+Everything around the operands is poison: codes of the largest magnitude, NaN scales, and in D a
+canary pattern. Whatever a kernel reads or writes too much shows up in D or in the canaries.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from jax_fp4 import sim
+from oracles import mma, pack, tables
+from support import device_kernels
+from support.repository import ROOT
+
+ELEMENT_BITS = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
+# In the order of csrc/numerics/formats.h and csrc/kernels/gemm_params.h.
+ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
+DTYPES = ("f32", "bf16", "f16")
+WORD = {"f32": np.uint32, "bf16": np.uint16, "f16": np.uint16}
+MAP_TYPE = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+GUARD = 4096  # bytes of poison on either side of every array
+UNWRITTEN = {"f32": 0xA5A5A5A5, "bf16": 0xA5A5, "f16": 0xA5A5}  # D before the launch
+
+Pair = tuple[np.ndarray, np.ndarray]  # of A and B
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A compiled kernel: kind, CTAs that share a tile, columns of a tile."""
+
+    kind: str = "nvfp4"
+    group: int = 1
+    tile_n: int = 128
+
+    @property
+    def name(self) -> str:
+        """In variants.def."""
+        return f"gemm_sm100_{self.kind}_{self.tile_m}x{self.tile_n}"
+
+    @property
+    def tile_m(self) -> int:
+        return 128 * self.group
+
+    @property
+    def block(self) -> int:
+        return 16 if self.kind == "nvfp4" else 32
+
+    @property
+    def stage_k(self) -> int:
+        """Elements of K in a stage: 128 bytes of shared memory."""
+        return 128 if self.kind == "mxf8f6f4" else 256
+
+    @property
+    def scale_groups(self) -> int:
+        """Groups of four scales along K in a stage."""
+        return self.stage_k // self.block // 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Stages, eight buffers of 4 KiB and 256 bytes of barriers in 226 KiB."""
+        tiles = 1 + -(-self.tile_n // 128)
+        stage = 128 * (128 + self.tile_n // self.group) + 512 * self.scale_groups * tiles
+        stage = -(-stage // 1024) * 1024
+        fixed = 8 * 4096 + 256
+        return min(8, (226 * 1024 - fixed) // stage) * stage + fixed
+
+
+def ptx(variant: Variant) -> str:
+    """The PTX that is assembled for sm_100a and sm_103a."""
+    return device_kernels.ptx(variant.name, "100f")
+
+
+def changed_ptx(variant: Variant, old: str, new: str) -> str:
+    """The same with a change of the source, which has to fit one place."""
+    row = device_kernels.kernel(variant.name)
+    source = (ROOT / "csrc" / "kernels" / row.source).read_text()
+    assert source.count(old) == 1, f"{source.count(old)} places for {old!r}"
+    return device_kernels.compiler().compile_ptx(row, "100f", source.replace(old, new))
+
+
+class Params(ctypes.Structure):
+    """GemmParams of csrc/kernels/gemm_params.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint8 * 128) for name in ("a", "b", "scales_a", "scales_b", "d")),
+        *((name, ctypes.c_uint64) for name in ("global_scale_a", "global_scale_b")),
+        *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
+        *((name, ctypes.c_uint64) for name in ("row_groups", "k_groups")),
+        *((name, ctypes.c_uint32) for name in ("m", "n", "steps", "splits", "split_steps")),
+        *((name, ctypes.c_uint32) for name in ("tiles_m", "tiles_n", "tiles", "strip")),
+        *((name, ctypes.c_uint32) for name in ("batch_a", "batch_b")),
+        *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
+        *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
+        *((name, ctypes.c_uint8) for name in ("element_a", "element_b")),
+        *((name, ctypes.c_uint8) for name in ("d_by_map", "c_by_vector", "transposed")),
+        ("padding", ctypes.c_uint8 * 8),
+    )
+
+
+class ReduceParams(ctypes.Structure):
+    """GemmReduceParams of the same file."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("parts", "global_scale_a", "global_scale_b")),
+        *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
+        *((name, ctypes.c_uint32) for name in ("elements", "columns", "splits")),
+        *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
+        *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
+    )
+
+
+@dataclass
+class Operand:
+    """codes [batch, rows, K], scale bytes [batch, rows, blocks], global scales [batch]."""
+
+    element: str
+    codes: np.ndarray
+    scales: np.ndarray
+    global_scale: np.ndarray
+
+    @staticmethod
+    def random(
+        rng: np.random.Generator, batch: int, rows: int, k: int, element: str, block: int
+    ) -> "Operand":
+        blocks = -(-k // block)
+        codes = rng.integers(0, 1 << ELEMENT_BITS[element], (batch, rows, k)).astype(np.uint8)
+        # No infinities and NaNs; UE4M3 scales near 1, UE8M0 ones from 2^-4 to 2^4.
+        finite = np.isfinite(tables.VALUES[element])[codes]
+        low, high = (0x20, 0x60) if block == 16 else (123, 132)
+        return Operand(
+            element,
+            np.where(finite, codes, 1).astype(np.uint8),
+            rng.integers(low, high, (batch, rows, blocks)).astype(np.uint8),
+            rng.uniform(0.5, 2, batch).astype(np.float32),
+        )
+
+
+@dataclass
+class Problem:
+    """A product and everything that goes with it."""
+
+    variant: Variant
+    a: Operand
+    b: Operand
+    out: str = "f32"
+    bias: np.ndarray | None = None  # words of bias_type, [1 or batch, columns of D]
+    bias_type: str = "f32"
+    c: np.ndarray | None = None  # words of c_type, as D
+    c_type: str = "f32"
+    grid: int = 2  # CTAs, or pairs of CTAs
+    strip: int = 8
+    splits: int = 1  # of K
+    direct: bool = False  # D through no tensor map even where one could be used
+    transposed: bool = False  # D is [batch, n, m]
+    row_groups: list[int] | None = None  # of each tile of rows; -1: none
+    k_groups: list[int] | None = None  # first k of each group, and the end of the last
+
+    @property
+    def batch(self) -> int:
+        """Matrices that D consists of."""
+        if self.row_groups is not None:
+            return 1
+        if self.k_groups is not None:
+            return len(self.k_groups) - 1
+        return max(len(self.a.codes), len(self.b.codes))
+
+    @property
+    def m(self) -> int:
+        return self.a.codes.shape[1]
+
+    @property
+    def n(self) -> int:
+        return self.b.codes.shape[1]
+
+    @property
+    def k(self) -> int:
+        return self.a.codes.shape[2]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of D."""
+        return (self.batch, self.n, self.m) if self.transposed else (self.batch, self.m, self.n)
+
+    @property
+    def split_stages(self) -> int:
+        return -(-self.k // (self.variant.stage_k * self.splits))
+
+
+def words(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 values rounded once to the type, as its bits."""
+    if dtype == "f32":
+        return values.astype(np.float32).view(np.uint32)
+    return tables.f32_to_bf16(values) if dtype == "bf16" else tables.f32_to_f16(values)
+
+
+def widened(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """The float32 of bits of the type."""
+    if dtype == "f32":
+        return bits.view(np.float32)
+    return tables.bf16_to_f32(bits) if dtype == "bf16" else tables.f16_to_f32(bits)
+
+
+def random_problem(
+    variant: Variant,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: tuple[int, int] = (1, 1),
+    elements: tuple[str, str] | None = None,
+    bias: str | None = None,
+    bias_batch: int = 1,
+    c: str | None = None,
+    seed: int = 0,
+    **more: object,
+) -> Problem:
+    """Random operands; `bias` and `c` are the types of theirs, or None."""
+    rng = np.random.default_rng([seed, m, n, k])
+    kinds = elements or (("e4m3",) * 2 if variant.kind == "mxf8f6f4" else ("e2m1",) * 2)
+    a = Operand.random(rng, batch[0], m, k, kinds[0], variant.block)
+    b = Operand.random(rng, batch[1], n, k, kinds[1], variant.block)
+    p = Problem(variant, a, b, **more)  # pyright: ignore
+    if bias:
+        value = rng.standard_normal((bias_batch, p.shape[2])).astype(np.float32) * 8
+        p.bias, p.bias_type = words(value, bias), bias
+    if c:
+        p.c, p.c_type = words(rng.standard_normal(p.shape).astype(np.float32) * 8, c), c
+    return p
+
+
+def expected(p: Problem) -> np.ndarray:
+    """D's bits: the tensor-core model, K in one order, then each step rounded once."""
+    result = np.full(p.shape, UNWRITTEN[p.out], WORD[p.out])
+    if p.row_groups is not None:
+        for tile, group in enumerate(p.row_groups):
+            rows = slice(tile * p.variant.tile_m, (tile + 1) * p.variant.tile_m)
+            if group >= 0:
+                result[0, rows] = finished(p, group, 0, rows, 0, slice(0, p.k))
+        return result
+    for i in range(p.batch):
+        k = slice(0, p.k) if p.k_groups is None else slice(p.k_groups[i], p.k_groups[i + 1])
+        result[i] = finished(p, i, i, slice(None), i, k)
+    return result
+
+
+def finished(p: Problem, group: int, ia: int, rows: slice, ic: int, k: slice) -> np.ndarray:
+    """D's bits of some rows of A, and of entry `group` of what has as many."""
+
+    def entry(array: np.ndarray, i: int) -> np.ndarray:
+        return array[i if len(array) > 1 else 0]
+
+    codes = (entry(p.a.codes, ia)[rows], entry(p.b.codes, group))
+    scales = (entry(p.a.scales, ia)[rows], entry(p.b.scales, group))
+    total = None
+    span = p.split_stages * p.variant.stage_k
+    for start in range(k.start, max(k.stop, k.start + 1), span):
+        part = product(p, codes, scales, slice(start, min(start + span, k.stop))).view(np.float32)
+        total = part if total is None else total + part
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = entry(p.a.global_scale, group) * entry(p.b.global_scale, group) * total
+        x = x.T if p.transposed else x
+        if p.bias is not None:
+            x = x + widened(entry(p.bias, group), p.bias_type)
+        if p.c is not None:
+            x = x + widened(p.c[ic][slice(None) if p.transposed else rows], p.c_type)
+    return words(x, p.out)
+
+
+def product(p: Problem, codes: Pair, scales: Pair, k: slice) -> np.ndarray:
+    """Bits [m, n] of the sum over a range of K, which starts with a block."""
+    blocks = slice(k.start // p.variant.block, -(-k.stop // p.variant.block))
+    (a, b), (sa, sb) = [x[:, k] for x in codes], [x[:, blocks] for x in scales]
+    if k.start == k.stop:
+        return np.zeros((len(a), len(b)), np.uint32)
+    if p.variant.kind != "mxf8f6f4":
+        return mma.product_k64(a, b, sa, sb, "ue4m3" if p.variant.kind == "nvfp4" else "ue8m0")
+    # By parts of A's rows: all 64-bit terms of a large M and N at once are too many.
+    kinds = (p.a.element, p.b.element)
+    parts = [
+        mma.product_k32(a[i : i + 32], b, sa[i : i + 32], sb, kinds) for i in range(0, len(a), 32)
+    ]
+    return np.concatenate(parts)
+
+
+class Run:
+    """A launch of a problem: its arrays in a machine's memory, its parameters."""
+
+    def __init__(
+        self, problem: Problem, machine: sim.Machine, module: sim.Module | None = None
+    ) -> None:
+        self.problem = p = problem
+        self.machine = machine
+        self.module = machine.load(ptx(p.variant)) if module is None else module
+        size = WORD[p.out]().itemsize * int(np.prod(p.shape))
+        self._d = np.full(size + 2 * GUARD, 0xA5, np.uint8)
+        self._out = machine.address(self._d) + GUARD
+        self._scales = [self._place(o.global_scale, 0xFF) for o in (p.a, p.b)]
+        self._bias = 0 if p.bias is None else self._place(p.bias, 0xFF)
+        self._c = 0 if p.c is None else self._place(p.c, 0xFF)
+
+    def prepare(self, seed: int | None = None) -> list[sim.Launch]:
+        """The launches, each of which may start before the one before has ended."""
+        p = self.problem
+        parts = None
+        if p.splits > 1:
+            parts = self.machine.empty((p.batch, p.splits, p.m * p.n), np.float32)
+        launches = [
+            self.module.prepare(
+                p.variant.name,
+                p.grid * p.variant.group,
+                192,
+                cluster=p.variant.group,
+                smem=p.variant.shared_bytes,
+                args=[bytes(self._params(parts))],
+                seed=seed,
+            )
+        ]
+        if parts is not None:
+            reduce = self.machine.load(device_kernels.ptx("gemm_reduce", "100f"))
+            arguments = [bytes(self._reduce(parts))]
+            launches.append(
+                reduce.prepare("gemm_reduce", (3, p.batch), 256, args=arguments, seed=seed)
+            )
+        return launches
+
+    def launch(self, seed: int | None = None, max_instructions: int = 1 << 33) -> sim.Report:
+        """Runs it; the report is that of the product."""
+        return self.machine.run(self.prepare(seed), max_instructions)[0]
+
+    def result(self) -> np.ndarray:
+        """D; raises AssertionError where something around it was written."""
+        around = np.concatenate([self._d[:GUARD], self._d[-GUARD:]])
+        assert (around == 0xA5).all(), "bytes around D were written"
+        return self._d[GUARD:-GUARD].view(WORD[self.problem.out]).reshape(self.problem.shape)
+
+    def _place(self, data: np.ndarray, poison: int) -> int:
+        """The address of a copy of the data with poison around it."""
+        array = np.full(data.nbytes + 2 * GUARD, poison, np.uint8)
+        array[GUARD : GUARD + data.nbytes] = np.ascontiguousarray(data).view(np.uint8).ravel()
+        return self.machine.address(array) + GUARD
+
+    def _indices(self, values: list[int] | None) -> int:
+        return 0 if values is None else self._place(np.array(values, np.int32), 0xFF)
+
+    def _operand(self, o: Operand, box_rows: int, scale_tiles: int) -> tuple[bytes, bytes]:
+        """The tensor maps of codes and scales."""
+        v, bits = self.problem.variant, ELEMENT_BITS[o.element]
+        packed = np.stack([pack.pack(codes, bits) for codes in o.codes])
+        batch, rows, pitch = packed.shape
+        expanded = v.kind == "mxf8f6f4" and bits < 8
+        codes = sim.tensor_map(
+            self._place(packed, 0x77),
+            [-(-self.problem.k // 128) * 128 if expanded else pitch, rows, batch],
+            [pitch, rows * pitch],
+            [128, box_rows, 1],
+            {4: "16u4_align16b", 6: "16u6_align16b"}[bits] if expanded else "uint8",
+            "128b",
+        )
+        tiled = np.stack([pack.tile_scales(s) for s in o.scales])
+        _, row_tiles, groups = tiled.shape[:3]
+        scales = sim.tensor_map(
+            self._place(tiled, 0x7F if v.kind == "nvfp4" else 0xFF),
+            [256, groups, row_tiles, batch],
+            [512, groups * 512, row_tiles * groups * 512],
+            [256, v.scale_groups, scale_tiles, 1],
+            "uint16",
+        )
+        return codes, scales
+
+    def _params(self, parts: np.ndarray | None) -> Params:
+        p, v = self.problem, self.problem.variant
+        whole = parts is None
+        out_type, out = (p.out, self._out) if whole else ("f32", self.machine.address(parts))
+        size = WORD[out_type]().itemsize
+        a, scales_a = self._operand(p.a, 128, 1)
+        b, scales_b = self._operand(p.b, v.tile_n // v.group, -(-v.tile_n // 128))
+        by_map = p.n * size % 16 == 0 and not p.direct and not p.transposed
+        d = bytes(128)
+        if by_map:
+            d = sim.tensor_map(
+                out,
+                [p.n, p.m, p.batch * p.splits],
+                [p.n * size, p.m * p.n * size],
+                [128 // size, 32, 1],
+                MAP_TYPE[out_type],
+                "128b",
+            )
+        tiles_m, tiles_n = -(-p.m // v.tile_m), -(-p.n // v.tile_n)
+        params = Params(
+            global_scale_a=self._scales[0] if whole else 0,
+            global_scale_b=self._scales[1] if whole else 0,
+            bias=self._bias if whole else 0,
+            c=self._c if whole else 0,
+            out=out,
+            row_groups=self._indices(p.row_groups),
+            k_groups=self._indices(p.k_groups),
+            m=p.m,
+            n=p.n,
+            steps=-(-4 * p.k // v.stage_k),
+            splits=p.splits,
+            split_steps=4 * p.split_stages,
+            batch_a=int(len(p.a.codes) > 1),
+            batch_b=int(len(p.b.codes) > 1),
+            tiles_m=tiles_m,
+            tiles_n=tiles_n,
+            tiles=tiles_m * tiles_n * p.batch * p.splits,
+            strip=p.strip,
+            **self._shared_params(),
+            out_type=DTYPES.index(out_type),
+            element_a=ELEMENTS.index(p.a.element),
+            element_b=ELEMENTS.index(p.b.element),
+            d_by_map=int(by_map),
+            c_by_vector=int(p.shape[2] * WORD[p.c_type]().itemsize % 16 == 0),
+            transposed=int(p.transposed),
+        )
+        maps = {"a": a, "b": b, "scales_a": scales_a, "scales_b": scales_b, "d": d}
+        for name, data in maps.items():
+            getattr(params, name)[:] = list(data)
+        return params
+
+    def _reduce(self, parts: np.ndarray) -> ReduceParams:
+        p = self.problem
+        return ReduceParams(
+            parts=self.machine.address(parts),
+            global_scale_a=self._scales[0],
+            global_scale_b=self._scales[1],
+            bias=self._bias,
+            c=self._c,
+            out=self._out,
+            elements=p.m * p.n,
+            columns=p.shape[2],
+            splits=p.splits,
+            **self._shared_params(),
+            out_type=DTYPES.index(p.out),
+        )
+
+    def _shared_params(self) -> dict[str, int]:
+        p = self.problem
+        return {
+            "batch_scale_a": int(len(p.a.global_scale) > 1),
+            "batch_scale_b": int(len(p.b.global_scale) > 1),
+            "batch_bias": int(p.bias is not None and len(p.bias) > 1),
+            "c_type": DTYPES.index(p.c_type),
+            "bias_type": DTYPES.index(p.bias_type),
+        }
+
+
+def check(problem: Problem, seed: int = 0) -> sim.Report:
+    """Runs the problem under all checks; D has to be what the model says, and nothing else."""
+    run = Run(problem, sim.Machine("100a", seed=seed))
+    report = run.launch()
+    np.testing.assert_array_equal(run.result(), expected(problem))
+    return report

@@ -36,7 +36,7 @@ inline constexpr u32 kGemmBufferBytes = kGemmStoreRows * kGemmRowBytes;
 inline constexpr u32 kGemmBuffers = 8;
 // Of a CTA on sm_100 and sm_103: 227 KiB, less 1 KiB that CUDA keeps (CUDA C++ Programming Guide).
 inline constexpr u32 kGemmSharedLimit = 232448 - 1024;
-inline constexpr u32 kGemmBarrierBytes = 256;
+inline constexpr u32 kGemmBarrierBytes = 512;
 
 inline constexpr u32 kGemmStageSteps = 4;
 // In GemmParams::row_groups: the first number that is no group.
@@ -89,6 +89,9 @@ struct GemmVariant {
 //   scales    [256, ceil(blocks / 4), ceil(rows / 128), batch] uint16 over the tiled layout;
 //             box: 256 x scale_groups() x (A: 1, B: scale_tiles_b()) x 1; no swizzle
 //   d         [n, m, batch * splits] of D's type; box: 128 bytes x kGemmStoreRows x 1; swizzle 128B
+//
+// grid: ctas * tiles_m * tiles_n * batch * splits in x; cluster: ctas; block: kGemmThreads; dynamic shared
+// memory: shared_bytes().
 struct GemmParams {
   TensorMap a, b, scales_a, scales_b;
   TensorMap d;                  // not used unless d_by_map
@@ -109,7 +112,6 @@ struct GemmParams {
   u32 splits;            // of K: each has a sum of its own
   u32 split_steps;       // of every split but the last, which has at least 1; a multiple of 4
   u32 tiles_m, tiles_n;  // of the kernel's tile
-  u32 tiles;             // tiles_m * tiles_n * batch * splits
   u32 strip;             // tile rows that are walked together
   // What the next entry of the batch adds to an operand's index: 0 or 1.
   u32 batch_a, batch_b;              // of codes and block scales

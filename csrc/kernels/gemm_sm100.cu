@@ -10,7 +10,8 @@
 //
 // A tile of D is 128 x kTileN, or 256 x kTileN where two CTAs share it (kGroup = 2): each then loads
 // its own 128 rows of A and half of the columns of B, and the even one of the pair, the leader, starts
-// the MMAs of both. CTAs stay, and take every gridDim-th tile (raster.h).
+// the MMAs of both. There is a CTA (or pair) for every tile; those that run take over the tiles of those
+// that have not been launched (tiles.h).
 //
 //   warp 0      producer   one thread: tensor copies into the stages
 //   warp 1      MMA        allocates tensor memory; one thread (of the leader): scales to tensor
@@ -21,6 +22,8 @@
 //   full[stage]    producers -> MMA                     1 arrival and the bytes of all CTAs (leader's)
 //   empty[stage]   MMA commit -> producers              1 arrival
 //   done[acc]      MMA commit -> epilogue               1 arrival
+//   next[slot]     producer, launch control -> all      1 arrival and 16 bytes
+//   taken[slot]    all -> producer                      kReaders arrivals (leader's)
 //   drained[acc]   epilogue -> MMA                      kGroup x 4 arrivals, one a warp (leader's)
 //
 // empty is also awaited by the MMA thread, kScaleSlots stages later.
@@ -38,10 +41,9 @@
 // Compiled for each of variants.def with JAX_FP4_KIND (nvfp4, mxfp4 or mxf8f6f4), JAX_FP4_CTAS and
 // JAX_FP4_TILE_N.
 #include "kernels/parts/epilogue.h"
-#include "kernels/parts/pipeline.h"
 #include "kernels/parts/raster.h"
+#include "kernels/parts/tiles.h"
 #include "numerics/mma_descriptor.h"
-#include "ptx/cluster.h"
 #include "ptx/cp_async_bulk.h"
 #include "ptx/shared.h"
 #include "ptx/tcgen05.h"
@@ -97,6 +99,9 @@ constexpr u32 kOverlap = kTileN - kAccumulatorStride;
 
 static_assert(kStages >= kScaleSlots, "a slot's stage must not have been used again");
 
+// Of answers about tiles: producers, the MMA thread, epilogue warps.
+constexpr u32 kReaders = kGroup * (1 + kEpilogueWarps) + 1;
+
 // Places in shared memory, relative to its start.
 constexpr u32 kBuffersAt = kStages * kStageBytes;
 constexpr u32 kFullAt = kBuffersAt + kGemmBuffers * kGemmBufferBytes;
@@ -104,21 +109,23 @@ constexpr u32 kEmptyAt = kFullAt + 8 * kStages;
 constexpr u32 kDoneAt = kEmptyAt + 8 * kStages;
 constexpr u32 kDrainedAt = kDoneAt + 8 * kAccumulators;
 constexpr u32 kTensorAddressAt = kDrainedAt + 8 * kAccumulators;
-static_assert(kTensorAddressAt + 4 <= kVariant.shared_bytes(), "kGemmBarrierBytes is too small");
+constexpr u32 kTilesAt = (kTensorAddressAt + 4 + 15) / 16 * 16;
+static_assert(kTilesAt + Tiles<kGroup>::kBytes <= kVariant.shared_bytes(),
+              "kGemmBarrierBytes is too small");
 
 using StagePlace = RingPlace<kStages>;
 using AccumulatorPlace = RingPlace<kAccumulators>;
 
 // What all roles know.
 struct Cta {
-  u32 shared;         // address of shared memory
-  u32 tensor;         // address of tensor memory, the same in both CTAs of a pair
-  u32 rank;           // in the pair; 0 is the leader
-  u32 first, stride;  // tiles of this pair
+  u32 shared;  // address of shared memory
+  u32 tensor;  // address of tensor memory, the same in both CTAs of a pair
+  u32 rank;    // in the pair; 0 is the leader
   __device__ u32 full(u32 stage) const { return shared + kFullAt + 8 * stage; }
   __device__ u32 empty(u32 stage) const { return shared + kEmptyAt + 8 * stage; }
   __device__ u32 done(u32 accumulator) const { return shared + kDoneAt + 8 * accumulator; }
   __device__ u32 drained(u32 accumulator) const { return shared + kDrainedAt + 8 * accumulator; }
+  __device__ Tiles<kGroup> tiles() const { return {shared + kTilesAt, rank}; }
   __device__ u32 stage(u32 stage) const { return shared + kStageBytes * stage; }
 };
 
@@ -150,8 +157,9 @@ __device__ void produce(const GemmParams& p, const Cta& cta) {
       kGroup * (kRows * row_bytes_counted(p.element_a) + kColsB * row_bytes_counted(p.element_b) +
                 kBytesScalesA + kBytesScalesB);
   StagePlace place;
-  for (u32 index = cta.first; index < p.tiles; index += cta.stride) {
-    const Tile tile = tile_at<kVariant.step_k()>(p, index);
+  for (auto tiles = cta.tiles(); tiles.more(); tiles.advance()) {
+    tiles.request();
+    const Tile tile = tile_at<kVariant.step_k()>(p, tiles.index());
     const u32 row_a = (tile.m * kGroup + cta.rank) * kRows;
     const u32 row_b = tile.n * kTileN + cta.rank * kColsB;
     const u32 scale_tile_b = tile.n * kTileN / kScaleTileRows;
@@ -210,8 +218,8 @@ __device__ void multiply(const GemmParams& p, const Cta& cta) {
   RingPlace<kScaleSlots> slot;
   u32 started = 0;  // stages
   AccumulatorPlace target;
-  for (u32 index = cta.first; index < p.tiles; index += cta.stride) {
-    const Tile tile = tile_at<kVariant.step_k()>(p, index);
+  for (auto tiles = cta.tiles(); tiles.more(); tiles.advance()) {
+    const Tile tile = tile_at<kVariant.step_k()>(p, tiles.index());
     if (tile.steps == 0) continue;
     // Odd tiles of 64 (or 192) columns start in the middle of a tile of scales, two columns in.
     const u32 half = tile.n * kTileN % kScaleTileRows / 32;
@@ -272,11 +280,7 @@ __device__ void release(const Cta& cta, u32 accumulator) {
   // 9.7.16.6.4: the loads precede what the MMA thread does after the barrier.
   ptx::tcgen05_fence_before_thread_sync();
   __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
-  if constexpr (kGroup == 2)
-    ptx::mbarrier_arrive_cluster(ptx::mapa_shared_cluster(cta.drained(accumulator), 0));
-  else
-    ptx::mbarrier_arrive(cta.drained(accumulator));
+  if (threadIdx.x % 32 == 0) arrive_at_leader<kGroup>(cta.drained(accumulator));
 }
 
 // The warp's 32 rows of a tile, from accumulator `source`.
@@ -356,8 +360,8 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
 __device__ void drain(const GemmParams& p, const Cta& cta) {
   AccumulatorPlace source;
   u32 stores = 0;
-  for (u32 index = cta.first; index < p.tiles; index += cta.stride) {
-    const Tile tile = tile_at<kVariant.step_k()>(p, index);
+  for (auto tiles = cta.tiles(); tiles.more(); tiles.advance<true>()) {
+    const Tile tile = tile_at<kVariant.step_k()>(p, tiles.index());
     if (tile.steps == 0) continue;
     wait<kGroup == 2>(cta.done(source.slot), source.parity);
     // 9.7.16.6.4: the tcgen05.ld below follow the MMAs whose end was awaited.
@@ -390,6 +394,7 @@ __device__ void initialize_barriers(const Cta& cta) {
     ptx::mbarrier_init(cta.done(accumulator), 1);
     ptx::mbarrier_init(cta.drained(accumulator), kGroup * kEpilogueWarps);
   }
+  Tiles<kGroup>::initialize(cta.shared + kTilesAt, kReaders);
   ptx::fence_mbarrier_init_release_cluster();
 }
 
@@ -407,9 +412,7 @@ extern "C" __global__ void JAX_FP4_CLUSTER __launch_bounds__(kGemmThreads, 1)
   const u32 warp = threadIdx.x / 32;
   Cta cta{.shared = ptx::shared_address(memory),
           .tensor = 0,
-          .rank = kGroup == 2 ? ptx::cluster_ctarank() : 0,
-          .first = blockIdx.x / kGroup,
-          .stride = gridDim.x / kGroup};
+          .rank = kGroup == 2 ? ptx::cluster_ctarank() : 0};
 
   if (threadIdx.x == 0) initialize_barriers(cta);
   // A paired allocation waits for the other CTA, which must have started.

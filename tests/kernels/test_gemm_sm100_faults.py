@@ -21,6 +21,7 @@ class Fault:
     kinds: tuple[str, ...]
     instructions: tuple[str, ...]
     variant: Variant = ONE
+    file: str = "gemm_sm100.cu"
 
 
 # A deadlock in which lanes also wait for each other has the kind "divergence", and no line.
@@ -92,7 +93,7 @@ FAULTS = {
         ("tcgen05.alloc",),
     ),
     "half of the epilogue's arrivals release a pair's accumulator": Fault(
-        "kGroup * kEpilogueWarps", "kEpilogueWarps", ("divergence",), ("",), PAIR
+        "kGroup * kEpilogueWarps", "kEpilogueWarps", ("race",), ("tcgen05.mma",), PAIR
     ),
     "barriers of a pair are not visible to the other CTA": Fault(
         "  ptx::fence_mbarrier_init_release_cluster();",
@@ -101,19 +102,34 @@ FAULTS = {
         ("cp.async.bulk.tensor.3d.shared::cluster",),
         PAIR,
     ),
+    "nobody waits for the answer about tiles": Fault(
+        "    wait<kCtas == 2>(next(), place_.parity);\n",
+        "",
+        ("uninitialized-memory",),
+        ("ld.shared.b128",),
+        ONE,
+        "tiles.h",
+    ),
+    "an answer about tiles is asked for while one may be read": Fault(
+        "if (rank_ == 0) wait<kCtas == 2>(taken(), place_.parity ^ 1);",
+        "",
+        ("race",),
+        ("clusterlaunchcontrol.try_cancel",),
+        ONE,
+        "tiles.h",
+    ),
 }
 
 
 def problem(variant: Variant) -> Problem:
-    """Several tiles for one CTA (or pair), and more stages than there is room for."""
-    return random_problem(
-        variant, 2 * variant.tile_m + 8, variant.tile_n + 8, 1100, grid=1, out="bf16"
-    )
+    """Four tiles and more for each of the CTAs (or pairs) that run, three stages each."""
+    m, n = variant.tile_m + 8, variant.tile_n + 8
+    return random_problem(variant, m, n, 560, batch=(4, 1), out="bf16")
 
 
 def report_of(fault: Fault) -> tuple[sim.SimulationError, str]:
     """The first report of 8 schedules, and the PTX line that it names."""
-    ptx = changed_ptx(fault.variant, fault.old, fault.new)
+    ptx = changed_ptx(fault.variant, fault.old, fault.new, fault.file)
     for seed in range(8):
         machine = sim.Machine("100a", seed=seed)
         try:

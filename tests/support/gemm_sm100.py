@@ -59,11 +59,11 @@ class Variant:
 
     @property
     def shared_bytes(self) -> int:
-        """Stages, eight buffers of 4 KiB and 256 bytes of barriers in 226 KiB."""
+        """Stages, eight buffers of 4 KiB and 512 bytes of barriers in 226 KiB."""
         tiles = 1 + -(-self.tile_n // 128)
         stage = 128 * (128 + self.tile_n // self.group) + 512 * self.scale_groups * tiles
         stage = -(-stage // 1024) * 1024
-        fixed = 8 * 4096 + 256
+        fixed = 8 * 4096 + 512
         return min(8, (226 * 1024 - fixed) // stage) * stage + fixed
 
 
@@ -72,10 +72,16 @@ def ptx(variant: Variant) -> str:
     return device_kernels.ptx(variant.name, "100f")
 
 
-def changed_ptx(variant: Variant, old: str, new: str) -> str:
-    """The same with a change of the source, which has to fit one place."""
+def changed_ptx(variant: Variant, old: str, new: str, file: str = "gemm_sm100.cu") -> str:
+    """The same with a change of the source or of a file of parts/, which has to fit one place."""
     row = device_kernels.kernel(variant.name)
-    source = (ROOT / "csrc" / "kernels" / row.source).read_text()
+    folder = ROOT / "csrc" / "kernels"
+    source = (folder / row.source).read_text()
+    if file != row.source:
+        part = (folder / "parts" / file).read_text().replace("#pragma once\n", "")
+        include = f'#include "kernels/parts/{file}"\n'
+        assert include in source
+        source = source.replace(include, part)
     assert source.count(old) == 1, f"{source.count(old)} places for {old!r}"
     return device_kernels.compiler().compile_ptx(row, "100f", source.replace(old, new))
 
@@ -89,13 +95,13 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
         *((name, ctypes.c_uint64) for name in ("row_groups", "k_groups")),
         *((name, ctypes.c_uint32) for name in ("m", "n", "steps", "splits", "split_steps")),
-        *((name, ctypes.c_uint32) for name in ("tiles_m", "tiles_n", "tiles", "strip")),
+        *((name, ctypes.c_uint32) for name in ("tiles_m", "tiles_n", "strip")),
         *((name, ctypes.c_uint32) for name in ("batch_a", "batch_b")),
         *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
         *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
         *((name, ctypes.c_uint8) for name in ("element_a", "element_b")),
         *((name, ctypes.c_uint8) for name in ("d_by_map", "c_by_vector", "transposed")),
-        ("padding", ctypes.c_uint8 * 8),
+        ("padding", ctypes.c_uint8 * 12),
     )
 
 
@@ -149,7 +155,6 @@ class Problem:
     bias_type: str = "f32"
     c: np.ndarray | None = None  # words of c_type, as D
     c_type: str = "f32"
-    grid: int = 2  # CTAs, or pairs of CTAs
     strip: int = 8
     splits: int = 1  # of K
     direct: bool = False  # D through no tensor map even where one could be used
@@ -182,6 +187,14 @@ class Problem:
     def shape(self) -> tuple[int, int, int]:
         """Of D."""
         return (self.batch, self.n, self.m) if self.transposed else (self.batch, self.m, self.n)
+
+    @property
+    def tiles_m(self) -> int:
+        return -(-self.m // self.variant.tile_m)
+
+    @property
+    def tiles_n(self) -> int:
+        return -(-self.n // self.variant.tile_n)
 
     @property
     def split_stages(self) -> int:
@@ -309,7 +322,7 @@ class Run:
         launches = [
             self.module.prepare(
                 p.variant.name,
-                p.grid * p.variant.group,
+                p.variant.group * p.tiles_m * p.tiles_n * p.batch * p.splits,
                 192,
                 cluster=p.variant.group,
                 smem=p.variant.shared_bytes,
@@ -387,7 +400,6 @@ class Run:
                 MAP_TYPE[out_type],
                 "128b",
             )
-        tiles_m, tiles_n = -(-p.m // v.tile_m), -(-p.n // v.tile_n)
         params = Params(
             global_scale_a=self._scales[0] if whole else 0,
             global_scale_b=self._scales[1] if whole else 0,
@@ -403,9 +415,8 @@ class Run:
             split_steps=4 * p.split_stages,
             batch_a=int(len(p.a.codes) > 1),
             batch_b=int(len(p.b.codes) > 1),
-            tiles_m=tiles_m,
-            tiles_n=tiles_n,
-            tiles=tiles_m * tiles_n * p.batch * p.splits,
+            tiles_m=p.tiles_m,
+            tiles_n=p.tiles_n,
             strip=p.strip,
             **self._shared_params(),
             out_type=DTYPES.index(out_type),

@@ -83,6 +83,18 @@ FAULTS = {
         ("race",),
         ("tcgen05.mma",),
     ),
+    "loads follow the MMAs by no fence after the barrier": Fault(
+        "whose end was awaited.\n    ptx::tcgen05_fence_after_thread_sync();",
+        "",
+        ("tensor-memory",),
+        ("tcgen05.ld",),
+    ),
+    "MMAs follow the loads by no fence before the barrier": Fault(
+        "  ptx::tcgen05_fence_before_thread_sync();\n  __syncwarp();",
+        "  __syncwarp();",
+        ("tensor-memory",),
+        ("tcgen05.mma",),
+    ),
     "nobody hears that an accumulator is done": Fault(
         "    commit(cta.done(target.slot));", "", ("divergence",), ("",)
     ),
@@ -131,7 +143,7 @@ def report_of(fault: Fault) -> tuple[sim.SimulationError, str]:
     """The first report of 8 schedules, and the PTX line that it names."""
     ptx = changed_ptx(fault.variant, fault.old, fault.new, fault.file)
     for seed in range(8):
-        machine = sim.Machine("100a", seed=seed)
+        machine = sim.Machine("100a", seed, sim.Checks(strict=True))
         try:
             Run(problem(fault.variant), machine, machine.load(ptx)).launch(max_instructions=1 << 22)
         except sim.SimulationError as error:

@@ -460,7 +460,7 @@ class Run:
 
 def check(problem: Problem, seed: int = 0) -> sim.Report:
     """Runs the problem under all checks; D has to be what the model says, and nothing else."""
-    run = Run(problem, sim.Machine("100a", seed=seed))
+    run = Run(problem, sim.Machine("100a", seed, sim.Checks(strict=True)))
     report = run.launch()
     np.testing.assert_array_equal(run.result(), expected(problem))
     return report

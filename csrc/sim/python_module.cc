@@ -61,7 +61,7 @@ using Request = std::tuple<sim::LoadedModule*, std::string, Size, Size, Size, ja
 
 nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
                 jax_fp4::u64 max_instructions, bool races, bool uninitialized, bool strict,
-                const std::string& mma) {
+                const std::string& mma, bool quick) {
   std::vector<sim::LaunchRequest> requests;
   for (const auto& [module, entry, grid, block, cluster, shared, parameters, seed] : grids) {
     sim::LaunchSpec spec;
@@ -77,6 +77,7 @@ nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
     spec.mma = mma == "exact"       ? jax_fp4::MmaSum::exact
                : mma == "f32-chain" ? jax_fp4::MmaSum::f32_chain
                                     : jax_fp4::MmaSum::model;
+    spec.quick = quick;
     requests.push_back({module, entry, std::move(spec)});
   }
   std::vector<sim::LaunchReport> reports;
@@ -146,7 +147,7 @@ NB_MODULE(_sim, m) {
           [](sim::Machine& machine, jax_fp4::u64 address) { machine.global().unmap(address); },
           nb::arg("address"))
       .def("launch", &launch, nb::arg("grids"), nb::arg("max_instructions"), nb::arg("races"),
-           nb::arg("uninitialized"), nb::arg("strict"), nb::arg("mma"));
+           nb::arg("uninitialized"), nb::arg("strict"), nb::arg("mma"), nb::arg("quick") = true);
   m.def("tensor_map", &tensor_map, nb::arg("address"), nb::arg("data_type"), nb::arg("dims"),
         nb::arg("strides"), nb::arg("box"), nb::arg("element_strides"), nb::arg("interleave"),
         nb::arg("swizzle"), nb::arg("l2_promotion"), nb::arg("oob_fill"));

@@ -21,6 +21,7 @@ class Machine:
         uninitialized: bool,
         strict: bool,
         mma: str,
+        quick: bool = True,
     ) -> list[dict[str, Any]]: ...
 
 def tensor_map(

@@ -1,124 +1,236 @@
 // Races on shared memory: the two access rules of FastTrack.
 #include "sim/checks/race.h"
 
+#include <algorithm>
+#include <bit>
+
 namespace jax_fp4::sim {
 namespace {
 
-bool both_atomic(u32 pc, const Accessor& by) { return by.atomic && (pc & kAtomicAccess) != 0; }
-
-u32 stored_pc(const Accessor& by) {
-  return by.pc | (by.atomic ? kAtomicAccess : 0) | (by.async ? kAsyncAccess : 0);
+bool both_atomic(Access earlier, const Accessor& by) {
+  return by.atomic && (pc_of(earlier) & kAtomicAccess) != 0;
 }
 
 // Checks an access against the last write of the place.
-void against_write(Epoch write, u32 pc, const Accessor& by, RaceConflict& conflict) {
-  if (both_atomic(pc, by)) return;
-  const bool ordered = happened_before(write, by.clocks.seen);
+void against_write(Access write, const Accessor& by, RaceConflict& conflict) {
+  if (both_atomic(write, by)) return;
+  const Epoch epoch = epoch_of(write);
+  const bool ordered = happened_before(epoch, by.clocks.seen);
   // A generic write before an asynchronous access needs a fence between them; the completion of an
   // asynchronous operation is one itself (PTX ISA 9.7.9.25.4).
   const bool fenced =
-      !by.async || (pc & kAsyncAccess) != 0 || happened_before(write, by.clocks.fenced);
-  if (!ordered || !fenced) conflict = {true, true, ordered, write, pc & ~kAccessFlags};
+      !by.async || (pc_of(write) & kAsyncAccess) != 0 || happened_before(epoch, by.clocks.fenced);
+  if (!ordered || !fenced) conflict = {true, true, ordered, epoch, pc_of(write) & ~kAccessFlags};
 }
 
 // Checks a write against a read of the place.
-void against_read(Epoch read, u32 pc, const Accessor& by, RaceConflict& conflict) {
-  if (!happened_before(read, by.clocks.seen) && !both_atomic(pc, by))
-    conflict = {true, false, false, read, pc & ~kAccessFlags};
+void against_read(Access read, const Accessor& by, RaceConflict& conflict) {
+  if (!happened_before(epoch_of(read), by.clocks.seen) && !both_atomic(read, by))
+    conflict = {true, false, false, epoch_of(read), pc_of(read) & ~kAccessFlags};
 }
+
+bool is_set(Access reads) { return epoch_of(reads) == kSharedReads; }
+
+// Sets that nothing names any more are looked for when there are this many, or twice what is left.
+constexpr std::size_t kFewSets = 4096;
 
 }  // namespace
 
-// Calls f for the history of every word of the access, or of every byte where that is not possible.
-// Bulk copies reach thousands of words with one history: what f made of it once holds for all of them
-// (but sets of reads, which a record has for itself).
-template <class F>
-void RaceChecker::each_record(u64 offset, u32 bytes, F f) {
-  AccessHistory before{.write = kSplit}, after{.read = kSharedReads};
+RaceChecker::Pass RaceChecker::start(const Accessor& by, bool stops) {
+  // Between passes nothing but histories names a set.
+  if (free_sets_.empty() && sets_.size() >= next_sweep_) find_free_sets();
+  const u32 pc = by.pc | (by.atomic ? kAtomicAccess : 0) | (by.async ? kAsyncAccess : 0);
+  return {by, make_access(by.epoch, pc), stops, {}, {}, {}};
+}
+
+void RaceChecker::find_free_sets() {
+  std::vector<bool> named(sets_.size(), false);
+  const auto mark = [&](const AccessHistory& h) {
+    if (is_set(h.read)) named[pc_of(h.read)] = true;
+  };
+  for (const AccessHistory& word : words_) mark(word);
+  for (const auto& parts : split_)
+    for (const AccessHistory& part : parts) mark(part);
+  for (u32 n = 0; n < sets_.size(); ++n)
+    if (!named[n]) free_sets_.push_back(n);
+  next_sweep_ = std::max(kFewSets, 2 * (sets_.size() - free_sets_.size()));
+}
+
+// A set for which no history has a name.
+u32 RaceChecker::new_set() {
+  if (free_sets_.empty()) {
+    sets_.emplace_back();
+    return static_cast<u32>(sets_.size() - 1);
+  }
+  const u32 number = free_sets_.back();
+  free_sets_.pop_back();
+  return number;
+}
+
+// The reads of a place after one more.
+Access RaceChecker::reads_with(Access reads, const Accessor& by, Access own) {
+  const bool shared = is_set(reads);
+  if (!shared && (reads == 0 || agent_of(epoch_of(reads)) == by.agent ||
+                  happened_before(epoch_of(reads), by.clocks.seen)))
+    return own;
+  if (shared && sets_[pc_of(reads)][by.agent] == own) return reads;
+  const u32 number = new_set();
+  ReadSet& set = sets_[number];
+  if (shared) {
+    set = sets_[pc_of(reads)];
+  } else {
+    set.assign(by.clocks.seen.size(), 0);
+    set[agent_of(epoch_of(reads))] = reads;
+  }
+  set[by.agent] = own;
+  return make_access(kSharedReads, number);
+}
+
+// Works out what the pass makes of a history that is not the one met before.
+template <bool kWrites>
+bool RaceChecker::meet(const AccessHistory& history, Pass& pass, Memory& memory) {
+  // What the pass has recorded itself (lanes may share words): once more changes nothing.
+  if (kWrites ? pass.stops && history.write == pass.own && history.read == 0
+              : history.write == memory.met.write && history.read == memory.reads_after)
+    return true;
+  RaceConflict conflict;
+  against_write(history.write, pass.by, conflict);
+  if constexpr (kWrites) {
+    if (is_set(history.read)) {
+      for (const Access read : sets_[pc_of(history.read)]) against_read(read, pass.by, conflict);
+    } else {
+      against_read(history.read, pass.by, conflict);
+    }
+  }
+  if (conflict.found) {
+    if (pass.stops) return false;
+    pass.conflict = conflict;
+  }
+  memory.met = history;
+  if constexpr (!kWrites) memory.reads_after = reads_with(history.read, pass.by, pass.own);
+  return true;
+}
+
+std::array<AccessHistory, 4>& RaceChecker::split(AccessHistory& word) {
+  if (epoch_of(word.write) == kSplit) return split_[pc_of(word.write)];
+  if (free_splits_.empty()) {
+    free_splits_.push_back(static_cast<u32>(split_.size()));
+    split_.emplace_back();
+  }
+  const u32 number = free_splits_.back();
+  free_splits_.pop_back();
+  split_[number].fill(word);
+  word = {make_access(kSplit, number), 0};
+  return split_[number];
+}
+
+// All bytes of a word that has been split.
+template <bool kWrites>
+bool RaceChecker::touch_parts(AccessHistory& word, Pass& pass) {
+  const u32 number = pc_of(word.write);
+  for (u32 k = 0; k < 4; ++k)
+    if (!touch<kWrites>(split_[number][k], pass, pass.parts[k])) return false;
+  if constexpr (kWrites) {
+    split_[number].fill({});
+    free_splits_.push_back(number);
+    word = {pass.own, 0};
+  }
+  return true;
+}
+
+template <bool kWrites>
+bool RaceChecker::touch_range(u64 offset, u32 bytes, Pass& pass) {
   for (u64 at = offset; at < offset + bytes;) {
     AccessHistory& word = words_[at / 4];
-    const bool whole = at % 4 == 0 && at + 4 <= offset + bytes;
-    if (whole && word.write != kSplit) {
-      if (after.read != kSharedReads && word == before) {
-        word = after;
-      } else {
-        before = word;
-        f(word);
-        after = word;
-      }
+    if (at % 4 == 0 && at + 4 <= offset + bytes) {
+      if (!touch<kWrites>(word, pass, pass.words)) return false;
       at += 4;
       continue;
     }
-    if (word.write != kSplit) {
-      std::array<AccessHistory, 4>& bytes_of_word = split_[at / 4];
-      bytes_of_word.fill(word);
-      if (word.read == kSharedReads) {
-        // Each byte gets a set of its own.
-        for (std::size_t k = 1; k < 4; ++k) {
-          sets_.push_back(ReadSet(sets_[word.read_pc]));
-          bytes_of_word[k].read_pc = static_cast<u32>(sets_.size() - 1);
-        }
+    std::array<AccessHistory, 4>& parts = split(word);
+    do {
+      if (!touch<kWrites>(parts[at % 4], pass, pass.parts[at % 4])) return false;
+    } while (++at % 4 != 0 && at < offset + bytes);
+  }
+  return true;
+}
+
+// Lanes that access whole words, kWords each.
+template <bool kWrites, u32 kWords>
+bool RaceChecker::touch_words(const u32* offsets, u32 mask, Pass& pass) {
+  AccessHistory met = pass.words.met;
+  Access after = kWrites ? pass.own : pass.words.reads_after;
+  for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+    AccessHistory* const words = &words_[offsets[std::countr_zero(rest)] / 4];
+    for (u32 k = 0; k < kWords; ++k) {
+      AccessHistory& word = words[k];
+      if (word.write != met.write || word.read != met.read) {
+        if (!touch<kWrites>(word, pass, pass.words)) return false;
+        met = pass.words.met;
+        if constexpr (!kWrites) after = pass.words.reads_after;
+      } else if constexpr (kWrites) {
+        word = {after, 0};
+      } else {
+        word.read = after;
       }
-      word.write = kSplit;
     }
-    std::array<AccessHistory, 4>& parts = split_[at / 4];
-    do f(parts[at % 4]);
-    while (++at % 4 != 0 && at < offset + bytes);
   }
+  return true;
 }
 
-void RaceChecker::read_record(AccessHistory& record, const Accessor& by, RaceConflict& conflict) {
-  against_write(record.write, record.write_pc, by, conflict);
-  if (record.read == kSharedReads) {
-    ReadSet& set = sets_[record.read_pc];
-    set.reads[by.agent] = by.epoch;
-    set.pcs[by.agent] = stored_pc(by);
-  } else if (record.read == 0 || agent_of(record.read) == by.agent ||
-             happened_before(record.read, by.clocks.seen)) {
-    record.read = by.epoch;
-    record.read_pc = stored_pc(by);
-  } else {
-    if (free_sets_.empty()) {
-      free_sets_.push_back(static_cast<u32>(sets_.size()));
-      sets_.emplace_back();
+// Lanes that access 1 or 2 bytes: neighbours that fill a word together count as one access to it.
+template <bool kWrites, u32 kBytes>
+bool RaceChecker::touch_parts_of_words(const u32* offsets, u32 mask, Pass& pass) {
+  constexpr u32 kTogether = 4 / kBytes;
+  constexpr u32 kTogetherMask = (1u << kTogether) - 1;
+  for (u32 first = 0; first < 32; first += kTogether) {
+    const u32 active = mask >> first & kTogetherMask;
+    if (active == 0) continue;
+    const u32* at = offsets + first;
+    bool whole = active == kTogetherMask && at[0] % 4 == 0;
+    for (u32 k = 1; k < kTogether; ++k) whole = whole && at[k] == at[0] + k * kBytes;
+    if (whole) {
+      if (!touch<kWrites>(words_[at[0] / 4], pass, pass.words)) return false;
+      continue;
     }
-    const u32 number = free_sets_.back();
-    free_sets_.pop_back();
-    ReadSet& set = sets_[number];
-    set.reads.assign(by.clocks.seen.size(), 0);
-    set.pcs.assign(by.clocks.seen.size(), 0);
-    set.reads[agent_of(record.read)] = record.read;
-    set.pcs[agent_of(record.read)] = record.read_pc;
-    set.reads[by.agent] = by.epoch;
-    set.pcs[by.agent] = stored_pc(by);
-    record.read = kSharedReads;
-    record.read_pc = number;
+    for (u32 k = 0; k < kTogether; ++k)
+      if ((active >> k & 1) && !touch_range<kWrites>(at[k], kBytes, pass)) return false;
   }
+  return true;
 }
 
-void RaceChecker::write_record(AccessHistory& record, const Accessor& by, RaceConflict& conflict) {
-  against_write(record.write, record.write_pc, by, conflict);
-  if (record.read == kSharedReads) {
-    const ReadSet& set = sets_[record.read_pc];
-    for (std::size_t k = 0; k < set.reads.size(); ++k)
-      against_read(set.reads[k], set.pcs[k], by, conflict);
-    free_sets_.push_back(record.read_pc);
-  } else {
-    against_read(record.read, record.read_pc, by, conflict);
+template <bool kWrites>
+bool RaceChecker::touch_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by) {
+  Pass pass = start(by, true);
+  switch (bytes) {
+    case 1: return touch_parts_of_words<kWrites, 1>(offsets, mask, pass);
+    case 2: return touch_parts_of_words<kWrites, 2>(offsets, mask, pass);
+    case 4: return touch_words<kWrites, 1>(offsets, mask, pass);
+    case 8: return touch_words<kWrites, 2>(offsets, mask, pass);
+    case 16: return touch_words<kWrites, 4>(offsets, mask, pass);
+    case 32: return touch_words<kWrites, 8>(offsets, mask, pass);
+    default: return false;
   }
-  record = {by.epoch, stored_pc(by), 0, 0};
 }
 
 RaceConflict RaceChecker::read(u64 offset, u32 bytes, const Accessor& by) {
-  RaceConflict conflict;
-  each_record(offset, bytes, [&](AccessHistory& r) { read_record(r, by, conflict); });
-  return conflict;
+  Pass pass = start(by, false);
+  touch_range<false>(offset, bytes, pass);
+  return pass.conflict;
 }
 
 RaceConflict RaceChecker::write(u64 offset, u32 bytes, const Accessor& by) {
-  RaceConflict conflict;
-  each_record(offset, bytes, [&](AccessHistory& r) { write_record(r, by, conflict); });
-  return conflict;
+  Pass pass = start(by, false);
+  touch_range<true>(offset, bytes, pass);
+  return pass.conflict;
+}
+
+bool RaceChecker::read_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by) {
+  return touch_lanes<false>(offsets, mask, bytes, by);
+}
+
+bool RaceChecker::write_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by) {
+  return touch_lanes<true>(offsets, mask, bytes, by);
 }
 
 }  // namespace jax_fp4::sim

@@ -4,7 +4,10 @@
 // releases. An access (agent, clock) happens before another one if the other's agent has, through
 // barriers and the like, seen that clock. Each word remembers its last write and the reads since (one
 // epoch, or a set of epochs where several agents have read it): Flanagan and Freund, "FastTrack" (PLDI
-// 2009). A word that was accessed in parts has a history for each byte instead.
+// 2009). A word that was accessed in parts has a history for each byte instead, until it is written whole.
+//
+// Neighbours mostly have one history, since one instruction accessed them all: what an access makes of
+// a history is worked out once and used again for the words that follow.
 //
 // Proxies (PTX ISA 8.3, 8.9.1.2): a write through the generic proxy is visible to the asynchronous one only if
 // a proxy fence lies on the way between the two. What a fence has separated is a clock of its own.
@@ -13,8 +16,6 @@
 #pragma once
 
 #include <array>
-#include <cstring>
-#include <unordered_map>
 #include <vector>
 
 #include "numerics/base.h"
@@ -64,25 +65,26 @@ inline bool happened_before(Epoch epoch, const VectorClock& now) {
 // In a program counter: the access was atomic, or through the asynchronous proxy.
 inline constexpr u32 kAtomicAccess = 1u << 31, kAsyncAccess = 1u << 30;
 inline constexpr u32 kAccessFlags = kAtomicAccess | kAsyncAccess;
-inline constexpr Epoch kSharedReads = ~0u;  // `read` of a place that several agents have read
-inline constexpr Epoch kSplit = ~0u - 1;  // `write` of a word whose bytes have their own histories
+
+// An access as it is remembered: its epoch, and above it the program counter with its flags.
+using Access = u64;
+inline Access make_access(Epoch epoch, u32 pc) { return u64{pc} << 32 | epoch; }
+inline Epoch epoch_of(Access access) { return static_cast<Epoch>(access); }
+inline u32 pc_of(Access access) { return static_cast<u32>(access >> 32); }
+
+// In the place of an epoch, with a number in the place of the program counter:
+inline constexpr Epoch kSharedReads =
+    ~0u;                                  // several agents have read it: number of the set of reads
+inline constexpr Epoch kSplit = ~0u - 1;  // bytes have their own histories: number of the four
+inline constexpr Access kNoAccess = ~u64{0};
 
 struct AccessHistory {
-  Epoch write = 0;
-  u32 write_pc = 0;
-  Epoch read = 0;
-  u32 read_pc = 0;  // where read == kSharedReads: number of a ReadSet
-                    // where write == kSplit: the whole record is unused
-  bool operator==(const AccessHistory& other) const {
-    return std::memcmp(this, &other, sizeof *this) == 0;
-  }
+  Access write = 0;
+  Access read = 0;
 };
 
-// The reads of a place by several agents: by agent, 0 where it has not read.
-struct ReadSet {
-  std::vector<Epoch> reads;
-  std::vector<u32> pcs;
-};
+// Reads by several agents: by agent, 0 where it has not read.
+using ReadSet = std::vector<Access>;
 
 struct RaceConflict {
   bool found = false;
@@ -110,41 +112,65 @@ class RaceChecker {
   RaceConflict read(u64 offset, u32 bytes, const Accessor& by);
   RaceConflict write(u64 offset, u32 bytes, const Accessor& by);
 
-  // The same for whole words and plain accesses of warps, where nothing can be wrong at first sight.
-  // False: not recorded; `read` or `write` must decide.
-  bool read_word(u64 word, u32 agent, Epoch epoch, const VectorClock& now, u32 pc) {
-    AccessHistory& h = words_[word];
-    if (h.write == kSplit || !happened_before(h.write, now)) return false;
-    if (h.read == kSharedReads) {
-      ReadSet& set = sets_[h.read_pc];
-      set.reads[agent] = epoch;
-      set.pcs[agent] = pc;
-      return true;
-    }
-    if (h.read != 0 && agent_of(h.read) != agent && !happened_before(h.read, now)) return false;
-    h.read = epoch;
-    h.read_pc = pc;
-    return true;
-  }
-  bool write_word(u64 word, Epoch epoch, const VectorClock& now, u32 pc) {
-    AccessHistory& h = words_[word];
-    if (h.write == kSplit || h.read == kSharedReads || !happened_before(h.write, now) ||
-        !happened_before(h.read, now))
-      return false;
-    h = {epoch, pc, 0, 0};
-    return true;
-  }
+  // The same for aligned accesses of `bytes` (a power of 2) by the lanes of a warp. False: some lane races, and
+  // `read` or `write` must say what, lane by lane; that others are recorded already changes nothing.
+  bool read_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
+  bool write_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
 
  private:
-  template <class F>
-  void each_record(u64 offset, u32 bytes, F f);
-  void read_record(AccessHistory& record, const Accessor& by, RaceConflict& conflict);
-  void write_record(AccessHistory& record, const Accessor& by, RaceConflict& conflict);
+  // The latest history that an access has met, and what it makes of it.
+  struct Memory {
+    AccessHistory met = {kNoAccess, kNoAccess};
+    Access reads_after = 0;
+  };
+  // An access on its way over the words. Bytes of words that were accessed in parts are mostly like those
+  // at the same place in other words.
+  struct Pass {
+    const Accessor& by;
+    Access own;
+    bool stops;  // at the first conflict, before it is recorded
+    RaceConflict conflict;
+    Memory words, parts[4];
+  };
+  Pass start(const Accessor& by, bool stops);
+
+  // Each returns false where the pass stops.
+  template <bool kWrites>
+  bool touch(AccessHistory& history, Pass& pass, Memory& memory) {
+    if (history.write != memory.met.write || history.read != memory.met.read) {
+      if (epoch_of(history.write) == kSplit) return touch_parts<kWrites>(history, pass);
+      if (!meet<kWrites>(history, pass, memory)) return false;
+    }
+    if constexpr (kWrites) {
+      history = {pass.own, 0};
+    } else {
+      history.read = memory.reads_after;
+    }
+    return true;
+  }
+  template <bool kWrites>
+  bool meet(const AccessHistory& history, Pass& pass, Memory& memory);
+  template <bool kWrites>
+  bool touch_parts(AccessHistory& word, Pass& pass);
+  template <bool kWrites>
+  bool touch_range(u64 offset, u32 bytes, Pass& pass);
+  template <bool kWrites, u32 kWords>
+  bool touch_words(const u32* offsets, u32 mask, Pass& pass);
+  template <bool kWrites, u32 kBytes>
+  bool touch_parts_of_words(const u32* offsets, u32 mask, Pass& pass);
+  template <bool kWrites>
+  bool touch_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
+
+  std::array<AccessHistory, 4>& split(AccessHistory& word);
+  Access reads_with(Access reads, const Accessor& by, Access own);
+  u32 new_set();
+  void find_free_sets();
 
   std::vector<AccessHistory> words_;
-  std::unordered_map<u64, std::array<AccessHistory, 4>> split_;
-  std::vector<ReadSet> sets_;
-  std::vector<u32> free_sets_;
+  std::vector<std::array<AccessHistory, 4>> split_;
+  std::vector<ReadSet> sets_;  // never changed while a history names them
+  std::vector<u32> free_splits_, free_sets_;
+  std::size_t next_sweep_ = 0;  // size of sets_ at which unnamed ones are looked for
 };
 
 }  // namespace jax_fp4::sim

@@ -299,6 +299,8 @@ struct LaunchSpec {
   u32 chip = 100;              // compute capability times ten
   MmaSum mma = MmaSum::model;  // how MMA instructions add
   Checks checks;
+  bool quick =
+      true;  // accesses of whole warps at once (machine/quick.h); tests compare with single ones
 };
 
 struct Launch {

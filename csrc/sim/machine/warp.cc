@@ -85,7 +85,7 @@ u64 Warp::run(u64 budget) {
     ++executed;
     ++counts[pc];
     if (mask != 0) {
-      lane_counts[pc] += static_cast<u64>(std::popcount(mask));
+      lane_counts[pc] += mask == kAllLanes ? kLanes : static_cast<u64>(std::popcount(mask));
       if (c.checks_begin != c.checks_end && uninitialized) check_registers(c, mask);
       c.exec(*this, c, mask);
       for (u32 k = c.marks_begin; k < c.marks_end; ++k) {

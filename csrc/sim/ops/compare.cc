@@ -2,6 +2,8 @@
 //
 // Two numbers are less, equal, greater or unordered; a comparison is the set of these outcomes that it
 // holds for, one bit each.
+#include <array>
+
 #include "numerics/minifloat.h"
 #include "sim/ops/lanes.h"
 
@@ -61,20 +63,41 @@ float flushed(float x, u16 variant) {
   return (variant & kFtz) && (bits_of(x) & kF32InfBits) == 0 ? 0.0f : x;
 }
 
-// One bit for each lane of the mask for which the comparison holds.
-template <class T>
-u32 compare_lanes(const Warp& w, const Code& c, u32 mask) {
-  const In<T> a(w, c.src[0]), b(w, c.src[1]);
-  const u32 outcomes = c.variant & 15;
+// Bit i is byte i, which is 0 or 1.
+u32 bits_of_bytes(const u8 (&bytes)[kLanes]) {
   u32 result = 0;
-  each_lane(mask, [&](int i) {
-    if constexpr (std::is_same_v<T, float>) {
-      result |= (outcomes >> outcome(flushed(a[i], c.variant), flushed(b[i], c.variant)) & 1) << i;
-    } else {
-      result |= (outcomes >> outcome(a[i], b[i]) & 1) << i;
-    }
-  });
+  for (int first = 0; first < kLanes; first += 8) {
+    u64 eight = 0;
+    for (int k = 0; k < 8; ++k) eight |= u64{bytes[first + k]} << (8 * k);
+    // The product's top byte gathers byte k at bit k; no two terms meet.
+    result |= static_cast<u32>(eight * 0x0102'0408'1020'4080u >> 56) << first;
+  }
   return result;
+}
+
+// One bit for each lane for which the comparison holds; those outside the mask may be anything.
+template <class T>
+u32 compare_lanes(const Warp& w, const Code& c, u32) {
+  const In<T> a(w, c.src[0]), b(w, c.src[1]);
+  const u8 less = c.variant & 1, equal = c.variant >> 1 & 1, greater = c.variant >> 2 & 1,
+           unordered = c.variant >> 3 & 1;
+  u8 holds[kLanes];
+  const auto all = [&](auto value) {
+    for (int i = 0; i < kLanes; ++i) {
+      const T x = value(a[i]), y = value(b[i]);
+      holds[i] = static_cast<u8>((x < y ? less : 0) | (x == y ? equal : 0) | (x > y ? greater : 0));
+      if constexpr (std::is_floating_point_v<T>)
+        holds[i] |= static_cast<u8>(x != x || y != y ? unordered : 0);
+    }
+  };
+  if constexpr (std::is_same_v<T, float>) {
+    if (c.variant & kFtz) {
+      all([&](float x) { return flushed(x, kFtz); });
+      return bits_of_bytes(holds);
+    }
+  }
+  all([](T x) { return x; });
+  return bits_of_bytes(holds);
 }
 
 template <class Value>
@@ -145,12 +168,18 @@ void set_halves(Warp& w, const Code& c, u32 mask) {
             [&](int i) { d.set(i, (low >> i & 1 ? one : 0) | (high >> i & 1 ? one << 16 : 0)); });
 }
 
+constexpr auto kLaneBits = [] {
+  std::array<u32, kLanes> bits{};
+  for (u32 lane = 0; lane < kLanes; ++lane) bits[lane] = 1u << lane;
+  return bits;
+}();
+
 template <class T>
 void selp_lanes(Warp& w, const Code& c, u32 mask) {
   const In<T> a(w, c.src[0]), b(w, c.src[1]);
   const u32 choice = w.predicate(c.src[2]);
   const Out<T> d(w, c.dst[0]);
-  each_lane(mask, [&](int i) { d.set(i, choice >> i & 1 ? a[i] : b[i]); });
+  each_lane(mask, [&](int i) { d.set(i, choice & kLaneBits[i] ? a[i] : b[i]); });
 }
 
 // slct: a if c >= 0, else b; a NaN selects b.

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "numerics/minifloat.h"
+#include "sim/ops/convert_common.h"
 #include "sim/ops/lanes.h"
 #include "sim/ops/rounding.h"
 
@@ -380,9 +381,12 @@ void bf16_from_scales(Warp& w, const Code& c, u32 mask) {
   });
 }
 
-template <void (*kHandler)(Warp&, const Code&, u32)>
+// The handler, or the one of ops/convert_common.h that does the same.
+template <void (*kHandler)(Warp&, const Code&, u32), auto kCommon = nullptr>
 Exec with_flags(const Form& form, Code& code) {
   code.variant = flags_of(form);
+  if constexpr (kCommon != nullptr)
+    if (const Exec common = kCommon(form, code)) return common;
   return kHandler;
 }
 
@@ -415,14 +419,24 @@ Exec cvt_pack(const Form& form, Code& code) {
   }
   return pack_integers;
 }
-Exec cvt_int_int(const Form& f, Code& c) { return with_flags<integer_to_integer>(f, c); }
-Exec cvt_int_float(const Form& f, Code& c) { return with_flags<float_to_integer>(f, c); }
-Exec cvt_float_int(const Form& f, Code& c) { return with_flags<integer_to_float>(f, c); }
-Exec cvt_float_float(const Form& f, Code& c) { return with_flags<float_to_float>(f, c); }
-Exec cvt_pair(const Form& f, Code& c) { return with_flags<pair_from_f32>(f, c); }
+Exec cvt_int_int(const Form& f, Code& c) {
+  return with_flags<integer_to_integer, common_integer_conversion>(f, c);
+}
+Exec cvt_int_float(const Form& f, Code& c) {
+  return with_flags<float_to_integer, common_float_to_integer>(f, c);
+}
+Exec cvt_float_int(const Form& f, Code& c) {
+  return with_flags<integer_to_float, common_integer_to_float>(f, c);
+}
+Exec cvt_float_float(const Form& f, Code& c) {
+  return with_flags<float_to_float, common_float_to_float>(f, c);
+}
+Exec cvt_pair(const Form& f, Code& c) { return with_flags<pair_from_f32, common_pair>(f, c); }
 Exec cvt_pair_rs(const Form& f, Code& c) { return with_flags<pair_from_f32_stochastic>(f, c); }
 Exec cvt_tf32(const Form& f, Code& c) { return with_flags<to_tf32>(f, c); }
-Exec cvt_elements_f32(const Form& f, Code& c) { return with_flags<elements_from_f32>(f, c); }
+Exec cvt_elements_f32(const Form& f, Code& c) {
+  return with_flags<elements_from_f32, common_elements>(f, c);
+}
 Exec cvt_elements_half(const Form& f, Code& c) { return with_flags<elements_from_halves>(f, c); }
 Exec cvt_half_elements(const Form& f, Code& c) { return with_flags<halves_from_elements>(f, c); }
 Exec cvt_elements_rs(const Form& f, Code& c) { return with_flags<elements_stochastic>(f, c); }

@@ -29,15 +29,13 @@ u16 flags_of(const Form& form) {
   return flags;
 }
 
-// Runs an operation in a rounding mode. Volatile keeps it between the two mode switches.
-template <class T, class F>
-[[gnu::noinline]] T directed(u16 flags, F f, T a, T b, T c) {
+// Runs f, whose operands and results lie in memory, in a rounding mode of the host.
+template <class F>
+void in_rounding_mode(u16 flags, F f) {
   constexpr int kModes[] = {FE_TONEAREST, FE_TOWARDZERO, FE_DOWNWARD, FE_UPWARD};
-  volatile T va = a, vb = b, vc = c;
   std::fesetround(kModes[flags & kRoundMask]);
-  volatile T result = f(static_cast<T>(va), static_cast<T>(vb), static_cast<T>(vc));
+  f();
   std::fesetround(FE_TONEAREST);
-  return result;
 }
 
 template <class T>
@@ -45,14 +43,17 @@ bool is_subnormal(T x) {
   return std::fpclassify(x) == FP_SUBNORMAL;
 }
 
+// Small functions that a loop over lanes must contain to be vectorized.
+#define JAX_FP4_INLINE [[gnu::always_inline]] inline
+
 struct F32 {
   using Bits = u32;
   using Value = float;
-  static float load(Bits bits, u16 flags) {
+  JAX_FP4_INLINE static float load(Bits bits, u16 flags) {
     const float x = f32_of(bits);
     return (flags & kFtz) && is_subnormal(x) ? std::copysign(0.0f, x) : x;
   }
-  static Bits store(float x, u16 flags) {
+  JAX_FP4_INLINE static Bits store(float x, u16 flags) {
     if (x != x) return (flags & kSat) ? 0 : kCanonicalNaN32;
     if ((flags & kFtz) && is_subnormal(x)) x = std::copysign(0.0f, x);
     if (flags & kSat) x = x > 0.0f ? std::min(x, 1.0f) : 0.0f;
@@ -60,8 +61,8 @@ struct F32 {
     return bits_of(x);
   }
   template <class F>
-  static Bits apply(F f, float a, float b, float c, u16 flags) {
-    return store((flags & kRoundMask) ? directed<float>(flags, f, a, b, c) : f(a, b, c), flags);
+  JAX_FP4_INLINE static Bits apply(F f, float a, float b, float c, u16 flags) {
+    return store(f(a, b, c), flags);
   }
 };
 
@@ -75,7 +76,7 @@ struct F64 {
   }
   template <class F>
   static Bits apply(F f, double a, double b, double c, u16 flags) {
-    return store((flags & kRoundMask) ? directed<double>(flags, f, a, b, c) : f(a, b, c), flags);
+    return store(f(a, b, c), flags);
   }
 };
 
@@ -128,7 +129,8 @@ constexpr bool kIsHalf = std::is_same_v<T, F16> || std::is_same_v<T, BF16>;
 
 struct AddOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits,
+                                 u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
     if constexpr (kIsHalf<T>)
       return T::multiply_add(a, 1.0, b, flags);
@@ -138,7 +140,8 @@ struct AddOp {
 };
 struct SubOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits,
+                                 u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
     if constexpr (kIsHalf<T>)
       return T::multiply_add(a, 1.0, -b, flags);
@@ -148,7 +151,8 @@ struct SubOp {
 };
 struct MulOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits,
+                                 u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
     if constexpr (kIsHalf<T>)
       return T::store(a * b, flags);
@@ -158,7 +162,8 @@ struct MulOp {
 };
 struct FmaOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits z, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits z,
+                                 u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags), c = T::load(z, flags);
     if constexpr (kIsHalf<T>)
       return T::multiply_add(a, b, c, flags);
@@ -168,21 +173,24 @@ struct FmaOp {
 };
 struct DivOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits,
+                                 u16 flags) {
     const auto a = T::load(x, flags), b = T::load(y, flags);
     return T::apply([](auto p, auto q, auto) { return p / q; }, a, b, a, flags);
   }
 };
 struct RcpOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits, typename T::Bits,
+                                 u16 flags) {
     const auto a = T::load(x, flags);
     return T::apply([](auto p, auto, auto) { return 1 / p; }, a, a, a, flags);
   }
 };
 struct SqrtOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits, typename T::Bits,
+                                 u16 flags) {
     const auto a = T::load(x, flags);
     return T::apply([](auto p, auto, auto) { return std::sqrt(p); }, a, a, a, flags);
   }
@@ -190,8 +198,28 @@ struct SqrtOp {
 // min and max: a NaN loses against a number unless .NaN; -0 is less than +0.
 template <bool kMax>
 struct ExtremumOp {
+  // f32, on integers, which the compiler can vectorize.
+  JAX_FP4_INLINE static u32 f32(u32 x, u32 y, u16 flags) {
+    // In this order -0 comes before +0.
+    const auto order = [](u32 bits) {
+      const i32 number = static_cast<i32>(bits);
+      return number ^ (number >> 31 & 0x7FFF'FFFF);
+    };
+    const u32 sign = (flags & kXorSign) ? (x ^ y) & kF32SignMask : 0;
+    const u32 keep = (flags & kXorSign) ? kF32AbsMask : ~0u;
+    x &= keep;
+    y &= keep;
+    const bool nan_x = (x & kF32AbsMask) > kF32InfBits, nan_y = (y & kF32AbsMask) > kF32InfBits;
+    const u32 either = (order(x) < order(y)) != kMax ? x : y;
+    const u32 number = (nan_x ? y : nan_y ? x : either) ^ sign;
+    const bool nan = (flags & kNanFlag) ? nan_x || nan_y : nan_x && nan_y;
+    return nan ? kCanonicalNaN32 : number;
+  }
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits,
+                                 u16 flags) {
+    if constexpr (std::is_same_v<T, F32>)
+      if (!(flags & kFtz)) return f32(x, y, flags);
     auto a = T::load(x, flags), b = T::load(y, flags);
     const bool negative = std::signbit(a) != std::signbit(b);
     if (flags & kXorSign) a = std::fabs(a), b = std::fabs(b);
@@ -218,7 +246,8 @@ struct Extremum3Op {
 // abs and neg touch the sign only; of a NaN too (assumption S6), but .ftz flushes.
 struct AbsOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits, typename T::Bits,
+                                 u16 flags) {
     constexpr auto sign = static_cast<typename T::Bits>(typename T::Bits{1} << (8 * sizeof(x) - 1));
     if ((flags & kFtz) && T::load(x, flags) == 0) x &= sign;
     return static_cast<typename T::Bits>(x & ~sign);
@@ -226,7 +255,8 @@ struct AbsOp {
 };
 struct NegOp {
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits, typename T::Bits, u16 flags) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits, typename T::Bits,
+                                 u16 flags) {
     constexpr auto sign = static_cast<typename T::Bits>(typename T::Bits{1} << (8 * sizeof(x) - 1));
     if ((flags & kFtz) && T::load(x, flags) == 0) x &= sign;
     return static_cast<typename T::Bits>(x ^ sign);
@@ -234,7 +264,7 @@ struct NegOp {
 };
 struct CopysignOp {  // the sign of a on b
   template <class T>
-  static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16) {
+  JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits, u16) {
     constexpr auto sign = static_cast<typename T::Bits>(typename T::Bits{1} << (8 * sizeof(x) - 1));
     return static_cast<typename T::Bits>((x & sign) | (y & ~sign));
   }
@@ -266,7 +296,7 @@ void float_lanes(Warp& w, const Code& c, u32 mask) {
   const In<Register> a(w, c.src[0]), b(w, c.src[kSources > 1 ? 1 : 0]),
       e(w, c.src[kSources > 2 ? 2 : 0]);
   const Out<Register> d(w, c.dst[0]);
-  const auto run = [&](u16 flags) {
+  const auto run = [&](auto flags) {
     each_lane(mask, [&](int i) {
       if constexpr (kPacked) {
         constexpr int kShift = 8 * sizeof(Bits);
@@ -281,11 +311,21 @@ void float_lanes(Warp& w, const Code& c, u32 mask) {
       }
     });
   };
-  // The common case apart, so that the compiler can vectorize it.
-  if (c.variant == 0) {
-    run(0);
+  // The common case apart, as a constant, so that the compiler can vectorize it.
+  const u16 flags = c.variant & ~kRoundMask;
+  const auto run_flags = [&] {
+    if (flags == 0) {
+      run(std::integral_constant<u16, 0>{});
+    } else if (flags == kNanFlag) {
+      run(std::integral_constant<u16, kNanFlag>{});
+    } else {
+      run(flags);
+    }
+  };
+  if (c.variant & kRoundMask) {
+    in_rounding_mode(c.variant, run_flags);
   } else {
-    run(c.variant);
+    run_flags();
   }
 }
 
@@ -343,7 +383,11 @@ Exec sub_float(const Form& form, Code& code) { return any_exec<SubOp, 2>(form, c
 Exec mul_float(const Form& form, Code& code) { return any_exec<MulOp, 2>(form, code); }
 Exec fma_float(const Form& form, Code& code) {
   const Exec general = any_exec<FmaOp, 3>(form, code);
-  return form.type(0) == Type::f32 && code.variant == 0 && has_fma() ? fma_f32_avx2 : general;
+  if (form.type(0) != Type::f32 || (code.variant & ~kRoundMask) != 0 || !has_fma()) return general;
+  if (code.variant == 0) return fma_f32_avx2;
+  return [](Warp& w, const Code& c, u32 mask) {
+    in_rounding_mode(c.variant, [&] { fma_f32_avx2(w, c, mask); });
+  };
 }
 Exec div_float(const Form& form, Code& code) { return float_exec<DivOp, 2>(form, code); }
 Exec rcp_float(const Form& form, Code& code) { return float_exec<RcpOp, 1>(form, code); }

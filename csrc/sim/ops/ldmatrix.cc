@@ -2,6 +2,7 @@
 //
 // Row r of tile m lies at the address that lane 8m + r gives: 16 bytes. Lane t holds elements 2(t%4) and
 // 2(t%4)+1 of row t/4; with .trans of column t/4.
+#include "sim/machine/quick.h"
 #include "sim/ops/lanes.h"
 
 namespace jax_fp4::sim {
@@ -20,26 +21,52 @@ Place place_of(int lane, int half, bool transpose) {
   return transpose ? Place{minor, major} : Place{major, minor};
 }
 
-u8* row_of(Warp& w, const Code& c, int tile, int row, AccessKind kind) {
-  const int lane = kTileRows * tile + row;
-  return access(w, c, lane, c.space, address_of(w, c, lane, c.src[0], 0), kRowBytes, kind);
-}
+// The rows of all tiles, in place.
+class Rows {
+ public:
+  Rows(Warp& w, const Code& c, int tiles, AccessKind kind)
+      : w_(w),
+        c_(c),
+        kind_(kind),
+        quick_(w, c, kAllLanes >> (kLanes - kTileRows * tiles), kRowBytes,
+               kind == AccessKind::write) {}
+
+  u8* operator()(int tile, int row) const {
+    const int lane = kTileRows * tile + row;
+    if (quick_) return quick_.at(lane);
+    return access(w_, c_, lane, c_.space, address_of(w_, c_, lane, c_.src[0], 0), kRowBytes, kind_);
+  }
+
+ private:
+  Warp& w_;
+  const Code& c_;
+  AccessKind kind_;
+  QuickAccess quick_;
+};
 
 void load_tiles(Warp& w, const Code& c, u32 mask) {
   if (!w.converged(c, mask)) return;
   const int tiles = c.variant & 0xFF;
   const u32* slots = w.launch->program->slots.data() + c.vectors[0];
   const bool transpose = c.variant & kTranspose;
+  const Rows rows(w, c, tiles, AccessKind::read);
   for (int tile = 0; tile < tiles; ++tile) {
+    // Without .trans the elements of lane t are the t-th pair of the tile.
     u16 elements[kTileRows][kTileRows];
     for (int row = 0; row < kTileRows; ++row)
-      std::memcpy(elements[row], row_of(w, c, tile, row, AccessKind::read), kRowBytes);
+      std::memcpy(elements[row], rows(tile, row), kRowBytes);
+    u32 pairs[kLanes];
+    if (transpose) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const Place low = place_of(lane, 0, true), high = place_of(lane, 1, true);
+        pairs[lane] =
+            elements[low.row][low.column] | static_cast<u32>(elements[high.row][high.column]) << 16;
+      }
+    } else {
+      std::memcpy(pairs, elements, sizeof pairs);
+    }
     const Out<u32> d(w, slots[tile]);
-    each_lane(mask, [&](int lane) {
-      const Place low = place_of(lane, 0, transpose), high = place_of(lane, 1, transpose);
-      d.set(lane, elements[low.row][low.column] | static_cast<u32>(elements[high.row][high.column])
-                                                      << 16);
-    });
+    each_lane(mask, [&](int lane) { d.set(lane, pairs[lane]); });
   }
 }
 
@@ -48,6 +75,7 @@ void store_tiles(Warp& w, const Code& c, u32 mask) {
   const int tiles = c.variant & 0xFF;
   const u32* slots = w.launch->program->slots.data() + c.vectors[0];
   const bool transpose = c.variant & kTranspose;
+  const Rows rows(w, c, tiles, AccessKind::write);
   for (int tile = 0; tile < tiles; ++tile) {
     u16 elements[kTileRows][kTileRows];
     const In<u32> a(w, slots[tile]);
@@ -58,7 +86,7 @@ void store_tiles(Warp& w, const Code& c, u32 mask) {
       }
     }
     for (int row = 0; row < kTileRows; ++row)
-      std::memcpy(row_of(w, c, tile, row, AccessKind::write), elements[row], kRowBytes);
+      std::memcpy(rows(tile, row), elements[row], kRowBytes);
   }
 }
 

@@ -16,43 +16,43 @@ bool is_strong(const Form& form) {
 // Code::variant of ld and st: strong access, acquires or releases.
 constexpr u16 kStrong = 1, kOrders = 2;
 
-void load_lanes(Warp& w, const Code& c, u32 mask) {
+// One access serves all lanes: a parameter or a constant at a fixed address.
+void load_uniform(Warp& w, const Code& c, u32 mask) {
   const Program& program = *w.launch->program;
   const Type type = program.forms[c.form].types[0];
   const u32 bytes = static_cast<u32>(bits_of_type(type)) / 8;
-  const u32 count = c.counts[0];
+  const u32* slots = program.slots.data() + c.vectors[0];
+  const u8* data = access(w, c, std::countr_zero(mask), c.space, static_cast<u64>(c.offset[0]),
+                          bytes * c.counts[0], AccessKind::read);
+  for (u32 k = 0; k < c.counts[0]; ++k, data += bytes) {
+    u64 value = get_bytes(data, bytes);
+    if (is_signed(type))
+      value = static_cast<u64>(static_cast<i64>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
+    if (c.width == 64) {
+      const Out<u64> d(w, slots[k]);
+      each_lane(mask, [&](int i) { d.set(i, value); });
+    } else {
+      const u32 cut = c.width < 32 ? (1u << c.width) - 1 : ~0u;
+      const Out<u32> d(w, slots[k]);
+      each_lane(mask, [&](int i) { d.set(i, static_cast<u32>(value) & cut); });
+    }
+  }
+}
+
+// Any load.
+void load_each_lane(Warp& w, const Code& c, u32 mask) {
+  const Program& program = *w.launch->program;
+  const Type type = program.forms[c.form].types[0];
+  const u32 bytes = static_cast<u32>(bits_of_type(type)) / 8;
   const u32* slots = program.slots.data() + c.vectors[0];
   const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_read : AccessKind::read;
   const bool extend = is_signed(type);
-  // Parameters and constants at a fixed address: one access serves all lanes.
-  if (c.src[0] == kNoSlot && (c.space == Space::param || c.space == Space::constant) &&
-      bytes < 16) {
-    const u8* data = access(w, c, std::countr_zero(mask), c.space, static_cast<u64>(c.offset[0]),
-                            bytes * count, kind);
-    for (u32 k = 0; k < count; ++k, data += bytes) {
-      u64 value = get_bytes(data, bytes);
-      if (extend)
-        value = static_cast<u64>(static_cast<i64>(value << (64 - 8 * bytes)) >> (64 - 8 * bytes));
-      if (c.width == 64) {
-        const Out<u64> d(w, slots[k]);
-        each_lane(mask, [&](int i) { d.set(i, value); });
-      } else {
-        const u32 cut = c.width < 32 ? (1u << c.width) - 1 : ~0u;
-        const Out<u32> d(w, slots[k]);
-        each_lane(mask, [&](int i) { d.set(i, static_cast<u32>(value) & cut); });
-      }
-    }
-    return;
-  }
-  const bool strong = c.variant & kStrong;
-  QuickAccess quick(w, c, bytes * count, false);
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const u64 address = address_of(w, c, lane, c.src[0], 0);
-    const u8* data = strong ? nullptr : quick.at(address);
-    if (!data) data = access(w, c, lane, c.space, address, bytes * count, kind);
+    const u8* data = access(w, c, lane, c.space, address, bytes * c.counts[0], kind);
     if (c.variant & kOrders) synchronize_through(w, address, true, false);
-    for (u32 k = 0; k < count; ++k, data += bytes) {
+    for (u32 k = 0; k < c.counts[0]; ++k, data += bytes) {
       if (bytes == 16) {
         std::memcpy(w.out64(slots[k]) + lane, data, 8);
         std::memcpy(w.out64(slots[k] + 2) + lane, data + 8, 8);
@@ -70,18 +70,33 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
       }
     }
   }
-  quick.account(c.space);
 }
 
-void store_lanes(Warp& w, const Code& c, u32 mask) {
+// Elements of type T into registers of type R.
+template <class T, class R>
+void load_lanes(Warp& w, const Code& c, u32 mask) {
+  if (c.src[0] == kNoSlot && (c.space == Space::param || c.space == Space::constant))
+    return load_uniform(w, c, mask);
+  const QuickAccess quick(w, c, mask, sizeof(T) * c.counts[0], false);
+  if (!quick) return load_each_lane(w, c, mask);
+  const u32* slots = w.launch->program->slots.data() + c.vectors[0];
+  for (u32 k = 0; k < c.counts[0]; ++k) {
+    const Out<R> d(w, slots[k]);
+    each_lane(mask, [&](int i) {
+      T value;
+      std::memcpy(&value, quick.at(i) + k * sizeof(T), sizeof value);
+      d.set(i, static_cast<R>(value));
+    });
+  }
+}
+
+// Any store.
+void store_each_lane(Warp& w, const Code& c, u32 mask) {
   const Program& program = *w.launch->program;
   const u32 bytes = static_cast<u32>(bits_of_type(program.forms[c.form].types[0])) / 8;
   const u32 count = c.counts[0];
   const u32* slots = program.slots.data() + c.vectors[0];
   const AccessKind kind = (c.variant & kStrong) ? AccessKind::strong_write : AccessKind::write;
-  const bool strong = c.variant & kStrong;
-  QuickAccess quick(w, c, bytes * count, true);
-  const u32 step = std::min(bytes, 8u);
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     u8 data[128];
@@ -98,12 +113,47 @@ void store_lanes(Warp& w, const Code& c, u32 mask) {
     }
     const u64 address = address_of(w, c, lane, c.src[0], 0);
     if (c.variant & kOrders) synchronize_through(w, address, false, true);
-    u8* to = strong ? nullptr : quick.at(address);
-    if (!to) to = access(w, c, lane, c.space, address, bytes * count, kind, data);
-    for (u32 k = 0; k < bytes * count; k += step)
-      put_bytes(to + k, get_bytes(data + k, step), step);
+    u8* to = access(w, c, lane, c.space, address, bytes * count, kind, data);
+    std::memcpy(to, data, bytes * count);
   }
-  quick.account(c.space);
+}
+
+// Elements of type T from registers of type R, of which they are the low bytes.
+template <class T, class R>
+void store_lanes(Warp& w, const Code& c, u32 mask) {
+  const QuickAccess quick(w, c, mask, sizeof(T) * c.counts[0], true);
+  if (!quick) return store_each_lane(w, c, mask);
+  const u32* slots = w.launch->program->slots.data() + c.vectors[0];
+  for (u32 k = 0; k < c.counts[0]; ++k) {
+    const In<R> a(w, slots[k]);
+    // Where lanes store to one place, the last one's value stays.
+    for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+      const int lane = std::countr_zero(rest);
+      const T value = static_cast<T>(a[lane]);
+      std::memcpy(quick.at(lane) + k * sizeof(T), &value, sizeof value);
+    }
+  }
+}
+
+// The handler of plain loads (kLoad) or stores of elements of a type, for the width of the registers.
+template <bool kLoad>
+Exec quick_handler(Type type, int width) {
+  const auto of = [width]<class T>() -> Exec {
+    const auto with = []<class R>() -> Exec {
+      if constexpr (kLoad)
+        return load_lanes<T, R>;
+      else
+        return store_lanes<std::make_unsigned_t<T>, R>;
+    };
+    if (width == 64 || (!kLoad && sizeof(T) == 8)) return with.template operator()<u64>();
+    if (kLoad && width == 16) return with.template operator()<u16>();
+    if (kLoad && width == 8) return with.template operator()<u8>();
+    return with.template operator()<u32>();
+  };
+  if (type == Type::f32) return of.template operator()<u32>();
+  if (type == Type::f64) return of.template operator()<u64>();
+  const Exec handler = by_integer(type, of);
+  return handler ? handler : kLoad ? load_each_lane : store_each_lane;
 }
 
 // Elements of a mov's vector operand, or the one scalar.
@@ -127,6 +177,35 @@ void move_lanes(Warp& w, const Code& c, u32 mask) {
     return;
   }
   const int in_bits = total / c.counts[1], out_bits = total / c.counts[0];
+  // Two halves of 16 or 32 bits and their word.
+  if (c.counts[0] == 1 && c.counts[1] == 2 && total == 32) {
+    const In<u32> low(w, from[0]), high(w, from[1]);
+    const Out<u32> d(w, to[0]);
+    return each_lane(mask, [&](int i) { d.set(i, low[i] | high[i] << 16); });
+  }
+  if (c.counts[0] == 2 && c.counts[1] == 1 && total == 32) {
+    const In<u32> a(w, from[0]);
+    const Out<u32> low(w, to[0]), high(w, to[1]);
+    return each_lane(mask, [&](int i) {
+      const u32 word = a[i];
+      low.set(i, word & 0xFFFF);
+      high.set(i, word >> 16);
+    });
+  }
+  if (c.counts[0] == 1 && c.counts[1] == 2 && total == 64) {
+    const In<u32> low(w, from[0]), high(w, from[1]);
+    const Out<u64> d(w, to[0]);
+    return each_lane(mask, [&](int i) { d.set(i, low[i] | u64{high[i]} << 32); });
+  }
+  if (c.counts[0] == 2 && c.counts[1] == 1 && total == 64) {
+    const In<u64> a(w, from[0]);
+    const Out<u32> low(w, to[0]), high(w, to[1]);
+    return each_lane(mask, [&](int i) {
+      const u64 word = a[i];
+      low.set(i, static_cast<u32>(word));
+      high.set(i, static_cast<u32>(word >> 32));
+    });
+  }
   each_lane(mask, [&](int i) {
     u64 parts[2] = {0, 0};
     for (int k = 0; k < c.counts[1]; ++k) {
@@ -243,13 +322,15 @@ Exec ld(const Form& form, Code& code) {
   code.space = space_of(form);
   code.variant =
       static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("acquire") ? kOrders : 0));
-  return fits_vector(form, code) ? load_lanes : nullptr;
+  if (!fits_vector(form, code)) return nullptr;
+  return code.variant == 0 ? quick_handler<true>(form.type(0), code.width) : load_each_lane;
 }
 Exec st(const Form& form, Code& code) {
   code.space = space_of(form);
   code.variant =
       static_cast<u16>((is_strong(form) ? kStrong : 0) | (form.has("release") ? kOrders : 0));
-  return fits_vector(form, code) ? store_lanes : nullptr;
+  if (!fits_vector(form, code)) return nullptr;
+  return code.variant == 0 ? quick_handler<false>(form.type(0), code.width) : store_each_lane;
 }
 Exec mov(const Form& form, Code& code) {
   const int total = bits_of_type(form.type(0));

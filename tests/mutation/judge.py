@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from mutation.mutants import Mutant, mutants
-
 from jax_fp4 import sim
+from mutation.mutants import Mutant, mutants
 
 # A mutant may run this much longer than the kernel before it counts as caught by a timeout.
 _PATIENCE = 20

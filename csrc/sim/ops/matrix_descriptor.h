@@ -5,7 +5,7 @@
 //         29:16  leading dimension byte offset >> 4
 //         45:32  stride dimension byte offset >> 4
 //         48:46  0b001
-//         51:49  matrix base offset: must be 0 here (docs/simulator.md, assumption S60)
+//         51:49  matrix base offset: must be 0 here (docs/simulator.md, assumption S70)
 //         52     leading dimension mode: must be 0 (1 goes with K = 96)
 //         63:61  swizzle: 0 none, 1 128 bytes in atoms of 32, 2 128 bytes, 4 64 bytes, 6 32 bytes
 //   all other bits are 0

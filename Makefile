@@ -23,12 +23,12 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: help demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan lint format bench clean
+.PHONY: help demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan lint format bench clean'
+	@echo 'Targets: demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean'
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
@@ -46,7 +46,7 @@ test-foreign: $(VENV)/.test
 
 # Mutants of kernels that others have compiled: which of them the PTX machine catches.
 test-mutation: $(VENV)/.test
-	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest tests/mutation -m 'mutation or not mutation' -s --timeout 7200 $(ARGS)
+	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m mutation -s --timeout 7200 $(ARGS)
 
 # Every kernel on every chip of the PTX machine, at every size; `make test` takes a sample.
 test-kernels: $(VENV)/.test
@@ -59,6 +59,10 @@ test-matrix:
 # The C++ code under AddressSanitizer and UndefinedBehaviorSanitizer.
 test-asan: $(VENV)/.python-$(PYTHON_VERSION)
 	PYTHON=$(BIN)/python .ci/asan $(ARGS)
+
+# The PTX machine's parser and its execution, 10 minutes each, under the sanitizers.
+test-fuzz: $(VENV)/.python-$(PYTHON_VERSION)
+	FUZZ_SECONDS=$(or $(SECONDS),600) PYTHON=$(BIN)/python .ci/asan
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -65,8 +65,8 @@ def test_the_makefile_narrows_nothing() -> None:
     assert recipes == [
         "-n 2 $(ARGS)",
         "-m slow --timeout 7200 $(ARGS)",
-        "-n 2 -m kernels --timeout 7200 $(ARGS)",
         "-m foreign --timeout 7200 $(ARGS)",
+        "-m mutation -s --timeout 7200 $(ARGS)",
         "-n 2 -m kernels --timeout 7200 $(ARGS)",
     ]
 

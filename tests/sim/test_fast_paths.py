@@ -131,7 +131,7 @@ class Access:
 def draw(rng: np.random.Generator, *, clean: bool) -> Access:
     """A random access; a clean one is aligned, inside, and in its warp's part of the memory."""
     element = int(rng.choice([1, 2, 4, 8]))
-    count = int(rng.choice([1, 1, 2, 4]))
+    count = min(int(rng.choice([1, 1, 2, 4])), 16 // element)  # 128 bits at most
     size = element * count
     third = BYTES // 4 // 32 * 32
     room = third // size

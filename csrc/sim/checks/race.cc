@@ -40,7 +40,7 @@ RaceChecker::Pass RaceChecker::start(const Accessor& by, bool stops) {
   // Between passes nothing but histories names a set.
   if (free_sets_.empty() && sets_.size() >= next_sweep_) find_free_sets();
   const u32 pc = by.pc | (by.atomic ? kAtomicAccess : 0) | (by.async ? kAsyncAccess : 0);
-  return {by, make_access(by.epoch, pc), stops, {}, {}, {}};
+  return {by, make_access(by.epoch, pc), stops, {}, {}};
 }
 
 void RaceChecker::find_free_sets() {
@@ -106,7 +106,8 @@ bool RaceChecker::meet(const AccessHistory& history, Pass& pass, Memory& memory)
     if (pass.stops) return false;
     pass.conflict = conflict;
   }
-  memory.met = history;
+  // Conflicts are looked at each time: the last one is reported.
+  memory.met = conflict.found ? AccessHistory{kNoAccess, kNoAccess} : history;
   if constexpr (!kWrites) memory.reads_after = reads_with(history.read, pass.by, pass.own);
   return true;
 }
@@ -128,8 +129,8 @@ std::array<AccessHistory, 4>& RaceChecker::split(AccessHistory& word) {
 template <bool kWrites>
 bool RaceChecker::touch_parts(AccessHistory& word, Pass& pass) {
   const u32 number = pc_of(word.write);
-  for (u32 k = 0; k < 4; ++k)
-    if (!touch<kWrites>(split_[number][k], pass, pass.parts[k])) return false;
+  for (AccessHistory& part : split_[number])
+    if (!touch<kWrites>(part, pass)) return false;
   if constexpr (kWrites) {
     split_[number].fill({});
     free_splits_.push_back(number);
@@ -143,13 +144,13 @@ bool RaceChecker::touch_range(u64 offset, u32 bytes, Pass& pass) {
   for (u64 at = offset; at < offset + bytes;) {
     AccessHistory& word = words_[at / 4];
     if (at % 4 == 0 && at + 4 <= offset + bytes) {
-      if (!touch<kWrites>(word, pass, pass.words)) return false;
+      if (!touch<kWrites>(word, pass)) return false;
       at += 4;
       continue;
     }
     std::array<AccessHistory, 4>& parts = split(word);
     do {
-      if (!touch<kWrites>(parts[at % 4], pass, pass.parts[at % 4])) return false;
+      if (!touch<kWrites>(parts[at % 4], pass)) return false;
     } while (++at % 4 != 0 && at < offset + bytes);
   }
   return true;
@@ -158,20 +159,19 @@ bool RaceChecker::touch_range(u64 offset, u32 bytes, Pass& pass) {
 // Lanes that access whole words, kWords each.
 template <bool kWrites, u32 kWords>
 bool RaceChecker::touch_words(const u32* offsets, u32 mask, Pass& pass) {
-  AccessHistory met = pass.words.met;
-  Access after = kWrites ? pass.own : pass.words.reads_after;
+  Memory latest;  // apart from the others: mostly it serves for all words
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     AccessHistory* const words = &words_[offsets[std::countr_zero(rest)] / 4];
     for (u32 k = 0; k < kWords; ++k) {
       AccessHistory& word = words[k];
-      if (word.write != met.write || word.read != met.read) {
-        if (!touch<kWrites>(word, pass, pass.words)) return false;
-        met = pass.words.met;
-        if constexpr (!kWrites) after = pass.words.reads_after;
+      if (word.write != latest.met.write || word.read != latest.met.read) {
+        const Access write = word.write;
+        if (!touch<kWrites>(word, pass)) return false;
+        latest = pass.memory_of(write);
       } else if constexpr (kWrites) {
-        word = {after, 0};
+        word = {pass.own, 0};
       } else {
-        word.read = after;
+        word.read = latest.reads_after;
       }
     }
   }
@@ -190,7 +190,7 @@ bool RaceChecker::touch_parts_of_words(const u32* offsets, u32 mask, Pass& pass)
     bool whole = active == kTogetherMask && at[0] % 4 == 0;
     for (u32 k = 1; k < kTogether; ++k) whole = whole && at[k] == at[0] + k * kBytes;
     if (whole) {
-      if (!touch<kWrites>(words_[at[0] / 4], pass, pass.words)) return false;
+      if (!touch<kWrites>(words_[at[0] / 4], pass)) return false;
       continue;
     }
     for (u32 k = 0; k < kTogether; ++k)
@@ -208,7 +208,6 @@ bool RaceChecker::touch_lanes(const u32* offsets, u32 mask, u32 bytes, const Acc
     case 4: return touch_words<kWrites, 1>(offsets, mask, pass);
     case 8: return touch_words<kWrites, 2>(offsets, mask, pass);
     case 16: return touch_words<kWrites, 4>(offsets, mask, pass);
-    case 32: return touch_words<kWrites, 8>(offsets, mask, pass);
     default: return false;
   }
 }

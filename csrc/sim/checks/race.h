@@ -16,6 +16,7 @@
 #pragma once
 
 #include <array>
+#include <iterator>
 #include <vector>
 
 #include "numerics/base.h"
@@ -118,25 +119,29 @@ class RaceChecker {
   bool write_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
 
  private:
-  // The latest history that an access has met, and what it makes of it.
+  // A history that an access has met, and what it makes of it.
   struct Memory {
     AccessHistory met = {kNoAccess, kNoAccess};
     Access reads_after = 0;
   };
-  // An access on its way over the words. Bytes of words that were accessed in parts are mostly like those
-  // at the same place in other words.
+  // An access on its way over the words. It remembers a few histories: words of several writers take turns.
   struct Pass {
     const Accessor& by;
     Access own;
     bool stops;  // at the first conflict, before it is recorded
     RaceConflict conflict;
-    Memory words, parts[4];
+    Memory memories[8];
+
+    Memory& memory_of(Access write) {
+      return memories[(write ^ write >> kClockBits ^ write >> 32) % std::size(memories)];
+    }
   };
   Pass start(const Accessor& by, bool stops);
 
   // Each returns false where the pass stops.
   template <bool kWrites>
-  bool touch(AccessHistory& history, Pass& pass, Memory& memory) {
+  bool touch(AccessHistory& history, Pass& pass) {
+    Memory& memory = pass.memory_of(history.write);
     if (history.write != memory.met.write || history.read != memory.met.read) {
       if (epoch_of(history.write) == kSplit) return touch_parts<kWrites>(history, pass);
       if (!meet<kWrites>(history, pass, memory)) return false;

@@ -146,6 +146,74 @@ def test_a_missing_wait_is_a_race(name: str) -> None:
         assert (caught.value.kind, caught.value.line) == ("race", FIRST_LINE + line), name
 
 
+LD2 = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {r9, r10}, [r2];"
+ST2 = "tcgen05.st.sync.aligned.32x32b.x2.b32 [r2], {r0, r0};"
+POINTER = "ld.param.u64 a0, [y]; mad.wide.u32 a0, r0, 4, a0; setp.lt.u32 p, r0, 16;"
+BOTH = "st.global.u32 [a0], r9; st.global.u32 [a0+128], r10;"
+
+# Loads whose values are stored, and whether the columns may be released behind a barrier then.
+STORED = {
+    "all": (f"{LD2} {BOTH}", True),
+    "all, computed": (
+        f"{LD2} add.u32 r9, r9, r10; shl.b32 r9, r9, 1; st.global.u32 [a0], r9;",
+        True,
+    ),
+    "one of two": (f"{LD2} st.global.u32 [a0], r10;", False),
+    "none": (f"{LD2} add.u32 r9, r9, r10;", False),
+    "by half of the warp": (
+        f"{LD2} @p st.global.u32 [a0], r9; st.global.u32 [a0+128], r10;",
+        False,
+    ),
+    "computed by half of the warp": (
+        f"{LD2} mov.u32 r11, 0; @p add.u32 r11, r9, r10; st.global.u32 [a0], r11;",
+        False,
+    ),
+    "to local memory": (
+        f".local .b32 w[2]; {LD2} st.local.u32 [w], r9; st.local.u32 [w+4], r10;",
+        False,
+    ),
+    "overwritten before": (f"{LD2} mov.u32 r9, 0; {BOTH}", False),
+    "loaded again before": (f"{LD2} {LD} {BOTH}", False),
+    "in another block": (f"{LD2} bra N; N: {BOTH}", False),
+    "thrown away": (f"{LD2.replace('r10', '_')} st.global.u32 [a0], r9;", False),
+    "two loads, in order": (
+        f"{LD} {LD.replace('r9', 'r10')} st.global.u32 [a0], r9; st.global.u32 [a0], r10;",
+        True,
+    ),
+    "two loads, the later first": (
+        f"{LD} {LD.replace('r9', 'r10')} st.global.u32 [a0], r10; st.global.u32 [a0], r9;",
+        True,
+    ),
+    "the later of two loads": (f"{LD} {LD.replace('r9', 'r10')} st.global.u32 [a0], r10;", False),
+    "the later of two loads, the other in another block": (
+        f"{LD} bra N; N: {LD.replace('r9', 'r10')} st.global.u32 [a0], r10;",
+        False,
+    ),
+    "after a load that was waited for": (
+        f"{LD} {WAIT_LD} {LD.replace('r9', 'r10')} st.global.u32 [a0], r10;",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_has_been_stored_has_been_loaded(name: str) -> None:
+    """H11: stores of all values stand in for tcgen05.wait::ld, except in strict mode."""
+    body, ordered = STORED[name]
+    text = with_tensor_memory(f"{POINTER} {ST2} {WAIT_ST} {body}", release="bar.sync 0;")
+    for seed in range(5):
+        for strict in (False, True):
+            machine = sim.Machine("100a", seed, sim.Checks(strict=strict))
+            out = np.zeros(64, np.uint32)
+            arguments = {"parameters": ".param .u64 y", "machine": machine}
+            if ordered and not strict:
+                run(text, out, **arguments)
+                continue
+            with pytest.raises(sim.SimulationError) as caught:
+                run(text, out, **arguments)
+            assert (caught.value.kind, caught.value.line) == ("race", FIRST_LINE + 2), name
+
+
 def test_loaded_registers_may_be_used_before_the_wait() -> None:
     """A register's own dependence orders its use after the load (PTX ISA 9.7.16.6.4.5)."""
     out = np.zeros(32, np.uint32)

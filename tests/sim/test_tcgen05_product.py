@@ -44,13 +44,13 @@ MISSING = [
 
 @pytest.mark.parametrize(("name", "group", "kind"), MISSING)
 def test_a_missing_instruction_is_reported(name: str, group: int, kind: str) -> None:
-    """Instructions that order or release, removed: a fault at every seed."""
+    """Instructions that order or release, removed: a fault at every seed, in strict mode."""
     codes, scales = operands(group, nvfp4_tile.BLOCK)
     text = nvfp4_tile.kernel(group, 1)
     lines = [line for line in text.splitlines() if not line.startswith(name)]
     assert len(lines) < len(text.splitlines())
     for seed in range(5):
-        machine = sim.Machine("100a", seed)
+        machine = sim.Machine("100a", seed, sim.Checks(strict=True))
         with pytest.raises(sim.SimulationError) as caught:
             nvfp4_tile.launch(machine, machine.load("\n".join(lines)), codes, scales)
         assert caught.value.kind == kind, caught.value

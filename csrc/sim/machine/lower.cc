@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 
+#include "sim/machine/load_uses.h"
 #include "sim/machine/memory.h"
 #include "sim/ops/ops.h"
 #include "sim/ptx/lexer.h"
@@ -428,7 +429,10 @@ class Lowerer {
     functions_[&f].begin = begin;
     const u32 first_list = static_cast<u32>(program_->branch_lists.size());
     std::vector<u32> starts;
+    const std::set<u32> labels(f.labels.begin(), f.labels.end());
+    load_uses_.start_block();
     for (const Instruction& i : f.body) {
+      if (labels.count(static_cast<u32>(starts.size()))) load_uses_.start_block();
       starts.push_back(static_cast<u32>(program_->code.size()));
       lower_instruction(i);
     }
@@ -487,6 +491,37 @@ class Lowerer {
     code.form = static_cast<u32>(program_->forms.size());
     program_->forms.push_back(std::move(form));
     program_->code.push_back(code);
+    follow_loads(i, code);
+  }
+
+  // Behind a store by which tcgen05.ld are known to be over, an instruction that says so.
+  void follow_loads(const Instruction& i, const Code& code) {
+    const auto has = [&](std::string_view m) {
+      return std::find(i.modifiers.begin(), i.modifiers.end(), m) != i.modifiers.end();
+    };
+    if (code.flow != Flow::next || i.opcode == "call" || has("wait::ld")) {
+      load_uses_.start_block();
+    } else if (i.opcode == "tcgen05" && has("ld")) {
+      load_uses_.load(marks_, marks_.size() == code.counts[0]);
+    } else {
+      const bool stores =
+          i.opcode == "stmatrix" || (i.opcode == "st" && code.space != Space::local);
+      const u32 over = load_uses_.instruction(checks_, marks_, stores, i.guard != kNoIndex);
+      if (over == 0) return;
+      Instruction note;
+      note.line = i.line;
+      note.opcode = "tensor_loads_over";
+      Code noted;
+      noted.line = i.line;
+      noted.form = static_cast<u32>(program_->forms.size());
+      program_->forms.push_back(match_form(module_, note));
+      noted.exec = tensor_loads_over(program_->forms.back(), noted);
+      noted.counts[0] = static_cast<u16>(over);
+      noted.counts[1] = static_cast<u16>(load_uses_.open());
+      noted.checks_begin = noted.checks_end = static_cast<u32>(program_->checks.size());
+      noted.marks_begin = noted.marks_end = noted.checks_begin;
+      program_->code.push_back(noted);
+    }
   }
 
   // One kernel uses one CTA group (PTX ISA 9.7.16).
@@ -656,6 +691,7 @@ class Lowerer {
   std::vector<std::pair<u32, const Function*>> call_targets_;
   const Function* function_ = nullptr;
   std::vector<u32> checks_, marks_;
+  LoadUses load_uses_;
   u32 address_variable_ = kNoIndex;
   u32 cta_group_line_ = 0;
   u32 scratch_ = 0, scratch_predicate_ = 0;

@@ -9,7 +9,8 @@
 // With .pack::16b and .unpack::16b a register holds the low halves of two adjacent columns.
 //
 // Words move when the instruction executes. For the race checker loads and stores of a warp are agents of their
-// own, and what they did happens before something else only after the warp's tcgen05.wait (PTX ISA 9.7.16.6).
+// own, and what they did happens before something else only after the warp's tcgen05.wait (PTX ISA 9.7.16.6), or
+// once all that a load brought has been stored.
 #include "sim/ops/tcgen05.h"
 
 namespace jax_fp4::sim {
@@ -123,6 +124,14 @@ void wait(Warp& w, const Code& c, u32 mask) {
   w.clocks.seen[agent] = w.tensor_ready[agent] = stores ? w.tensor_stores : w.tensor_loads;
 }
 
+// What the oldest counts[0] loads brought has been stored (machine/load_uses.h); counts[1] later ones are open.
+void loads_over(Warp& w, const Code& c, u32 mask) {
+  if (w.launch->spec.checks.strict) return;  // asks for tcgen05.wait::ld
+  u32& seen = w.clocks.seen[w.agent + w.launch->first_tensor_load()];
+  const u32 over = w.tensor_loads - c.counts[1];
+  if (mask == kAllLanes && seen < over && seen + c.counts[0] >= over) seen = over;
+}
+
 u32 number_of(const Form& form) {
   u32 number = 1;
   while (!form.has("x" + std::to_string(number))) number *= 2;
@@ -148,6 +157,7 @@ Exec with_shape(const Form& form, Code& code, bool stores) {
 
 Exec tcgen05_ld(const Form& form, Code& code) { return with_shape(form, code, false); }
 Exec tcgen05_st(const Form& form, Code& code) { return with_shape(form, code, true); }
+Exec tensor_loads_over(const Form&, Code&) { return loads_over; }
 Exec tcgen05_wait(const Form& form, Code& code) {
   code.variant = form.has("wait::st") ? kStores : 0;
   return wait;

@@ -40,8 +40,9 @@ test: $(VENV)/.test
 test-slow: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)
 
-# A million cases of every MMA against MMA-Sim, and whatever else runs long against programs of others.
-test-foreign: $(VENV)/.test
+# A million cases of every MMA against MMA-Sim, GEMMs that CuTe-DSL compiles, and whatever else runs long
+# against programs of others.
+test-foreign: $(VENV)/.foreign
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m foreign --timeout 7200 $(ARGS)
 
 # Mutants of kernels that others have compiled: which of them the PTX machine catches.
@@ -102,6 +103,12 @@ $(VENV)/.installed: $(VENV)/.python-$(PYTHON_VERSION) $(NATIVE_SOURCES)
 $(VENV)/.test: $(VENV)/.installed pyproject.toml
 	$(BIN)/python .ci/requirements test > $(VENV)/test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/test.txt
+	touch $@
+
+# Compilers and kernels of others that only `make test-foreign` needs.
+$(VENV)/.foreign: $(VENV)/.test
+	$(BIN)/python .ci/requirements test foreign > $(VENV)/foreign.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/foreign.txt
 	touch $@
 
 # The linters and what the type checker must see, without building the extension.

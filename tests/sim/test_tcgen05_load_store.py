@@ -189,6 +189,11 @@ STORED = {
         f"{LD} bra N; N: {LD.replace('r9', 'r10')} st.global.u32 [a0], r10;",
         False,
     ),
+    "perhaps not loaded again": (
+        f"{LD} setp.gt.u32 q, r0, 99; mov.u32 r10, 0; @q {LD.replace('r9', 'r10')} "
+        "st.global.u32 [a0], r10;",
+        False,
+    ),
     "after a load that was waited for": (
         f"{LD} {WAIT_LD} {LD.replace('r9', 'r10')} st.global.u32 [a0], r10;",
         True,

@@ -499,9 +499,11 @@ class Lowerer {
     const auto has = [&](std::string_view m) {
       return std::find(i.modifiers.begin(), i.modifiers.end(), m) != i.modifiers.end();
     };
-    if (code.flow != Flow::next || i.opcode == "call" || has("wait::ld")) {
+    const bool loads = i.opcode == "tcgen05" && has("ld");
+    const bool perhaps = loads && i.guard != kNoIndex;
+    if (code.flow != Flow::next || i.opcode == "call" || has("wait::ld") || perhaps) {
       load_uses_.start_block();
-    } else if (i.opcode == "tcgen05" && has("ld")) {
+    } else if (loads) {
       load_uses_.load(marks_, marks_.size() == code.counts[0]);
     } else {
       const bool stores =

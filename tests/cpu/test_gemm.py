@@ -418,7 +418,7 @@ for form in (NVFP4, mx("e2m1"), mx("e2m3"), mx("e4m3"), fp8("e5m2")):
                     gemm(a, b, level=level, bias=(dtype, bias[:n]), accumulate=(dtype, c),
                          out=dtype, fence=True)
 """
-    native.library()
+    native.load_library()
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT / "tests")
 
 
@@ -438,7 +438,7 @@ if child == 0:
     os._exit(0 if same else 1)
 sys.exit(0 if same and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0 else 1)
 """
-    native.library()
+    native.load_library()
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT / "tests")
 
 

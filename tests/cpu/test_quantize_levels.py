@@ -291,7 +291,7 @@ def test_fingerprints_of_shards_add_up() -> None:
 @pytest.mark.parametrize("level_name", cpu.levels())
 def test_flush_to_zero_of_the_caller_changes_nothing(level_name: str) -> None:
     """XLA calls with FTZ and DAZ set: results are the same, and the caller's state comes back."""
-    library = cpu.library()
+    library = cpu.load_library()
     if not hasattr(library, "c_set_mxcsr"):
         return  # only x86 processors have the register, and XLA sets it only there
     x = cpu.tricky_values(np.random.default_rng(14), (1, 64, 64), F32) * np.float32(2.0**-120)

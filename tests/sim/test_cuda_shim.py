@@ -302,7 +302,7 @@ def test_host_buffers_can_be_device_memory(driver: Driver) -> None:
     context = driver.handle("cuCtxGetCurrent")
     x, y = np.arange(64, dtype=np.float32), np.ones(64, np.float32)
     at = [
-        driver.library.jax_fp4_sim_map(
+        driver.functions.jax_fp4_sim_map(
             ctypes.c_uint64(context), b"buffer", stand_in.pointer(a), ctypes.c_uint64(a.nbytes),
             writable, 1,
         )
@@ -310,9 +310,11 @@ def test_host_buffers_can_be_device_memory(driver: Driver) -> None:
     ]  # fmt: skip
     driver.launch(driver.function(ptx(ADD)), *at, ctypes.c_uint32(64), block=(64, 1, 1))
     for address in at:
-        assert driver.library.jax_fp4_sim_unmap(ctypes.c_uint64(context), ctypes.c_uint64(address))
+        assert driver.functions.jax_fp4_sim_unmap(
+            ctypes.c_uint64(context), ctypes.c_uint64(address)
+        )
     np.testing.assert_array_equal(y, 1 + x)
-    assert not driver.library.jax_fp4_sim_unmap(ctypes.c_uint64(context), ctypes.c_uint64(at[0]))
+    assert not driver.functions.jax_fp4_sim_unmap(ctypes.c_uint64(context), ctypes.c_uint64(at[0]))
 
 
 def test_copies_between_device_buffers(driver: Driver) -> None:

@@ -55,7 +55,7 @@ class _Copy(ctypes.Structure):
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """The compiled library; built once per state of its sources."""
     folder = ROOT / "csrc" / "cpu"
     sources = [*sorted(folder.glob("quantize*.cc")), folder / "cpu.cc"]
@@ -64,18 +64,18 @@ def library() -> ctypes.CDLL:
 
 def levels() -> list[str]:
     """The levels with kernels of their own that this processor runs, slowest first."""
-    best = library().c_best_level()
+    best = load_library().c_best_level()
     return [level for level in ("portable", "avx512") if LEVELS[level] <= best]
 
 
 @contextlib.contextmanager
 def use_level(name: str) -> Iterator[None]:
     """Forces an instruction level, a key of LEVELS."""
-    assert library().c_force_level(LEVELS[name]), f"level {name} is not available"
+    assert load_library().c_force_level(LEVELS[name]), f"level {name} is not available"
     try:
         yield
     finally:
-        library().c_unforce_level()
+        load_library().c_unforce_level()
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def amax(
     """(amax bits, rotated amax bits, fingerprint) of x [leads, rows, cols]."""
     plain, rotated = (np.full(x.shape[0], 0xDEADBEEF, np.uint32) for _ in range(2))
     fingerprint = np.full(1, 0xDEADBEEF, np.uint32)
-    library().c_amax(
+    load_library().c_amax(
         ctypes.byref(_input(x, placement)), int(rotate_axis is not None),
         1 if rotate_axis == 0 else 0, signs, ctypes.c_void_p(plain.ctypes.data),
         ctypes.c_void_p(rotated.ctypes.data), ctypes.c_void_p(fingerprint.ctypes.data), threads,
@@ -247,7 +247,7 @@ def quantize(
             )
         )
     pointers = [ctypes.byref(s) for s in structures] + [None]
-    library().c_quantize(ctypes.byref(_input(x, placement)), pointers[0], pointers[1], threads)
+    load_library().c_quantize(ctypes.byref(_input(x, placement)), pointers[0], pointers[1], threads)
     return [
         Result(
             values.check().reshape(leads, rows, -1) if rows and leads else values.check(),
@@ -273,7 +273,7 @@ def dequantize(
     values, scales, global_scale = (
         np.ascontiguousarray(a) for a in (result.values, result.scales, result.global_scale)
     )
-    library().c_dequantize(
+    load_library().c_dequantize(
         list(FORMATS).index(o.format), int(o.tiled_layout), ctypes.c_int64(leads),
         ctypes.c_int64(rows), ctypes.c_int64(k), ctypes.c_void_p(values.ctypes.data),
         ctypes.c_void_p(scales.ctypes.data), ctypes.c_void_p(global_scale.ctypes.data),

@@ -66,7 +66,7 @@ class _Problem(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
     """Compiles csrc/cpu's GEMM once per state of the sources and loads it."""
     sources = [
         *sorted((ROOT / "csrc/cpu").glob("gemm*.cc")),
@@ -78,7 +78,7 @@ def library() -> ctypes.CDLL:
 
 def levels() -> tuple[str, ...]:
     """The levels this machine has, slowest first."""
-    return LEVELS[: library().best_level() + 1]
+    return LEVELS[: load_library().best_level() + 1]
 
 
 class Guarded:
@@ -245,7 +245,7 @@ def gemm(
         *(None if x is None else x.address for x in extra), result.address,
         *(DTYPES.index(x[0]) if x else 0 for x in (bias, accumulate)), DTYPES.index(out),
     )  # fmt: skip
-    found = library().gemm(ctypes.byref(problem), LEVELS.index(level), threads)
+    found = load_library().gemm(ctypes.byref(problem), LEVELS.index(level), threads)
     assert found, f"level {level} is not available"
     for arrays in packed:
         for array in arrays:

@@ -131,7 +131,7 @@ class Driver:
     """
 
     def __init__(self, devices: str = "100a", **options: int) -> None:
-        self.library = _library()
+        self.functions = _library()
         self.reset(devices, **options)
 
     def reset(
@@ -143,7 +143,7 @@ class Driver:
         max_instructions: int = 1 << 24,
     ) -> None:
         """A new driver, without handles, memory or reports of the old one."""
-        wrong = self.library.jax_fp4_sim_reset(
+        wrong = self.functions.jax_fp4_sim_reset(
             devices.encode(), driver_version, *map(ctypes.c_uint64, (memory_bytes, seed)),
             ctypes.c_uint64(max_instructions),
         )  # fmt: skip
@@ -151,7 +151,7 @@ class Driver:
             raise ValueError(wrong.decode())
 
     def call(self, function: str, *arguments: Any) -> None:
-        code = getattr(self.library, symbol(function))(
+        code = getattr(self.functions, symbol(function))(
             *[ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
         )
         if code != SUCCESS:
@@ -172,18 +172,18 @@ class Driver:
         return self.get(ctypes.c_int, function, *arguments)
 
     def inject(self, function: str, nth: int, code: int) -> None:
-        wrong = self.library.jax_fp4_sim_inject(function.encode(), nth, code)
+        wrong = self.functions.jax_fp4_sim_inject(function.encode(), nth, code)
         if wrong is not None:
             raise ValueError(wrong.decode())
 
     def report(self) -> str:
-        return self.library.jax_fp4_sim_last_report().decode()
+        return self.functions.jax_fp4_sim_last_report().decode()
 
     def warnings(self) -> list[str]:
-        return self.library.jax_fp4_sim_warnings().decode().split("\f")[:-1]
+        return self.functions.jax_fp4_sim_warnings().decode().split("\f")[:-1]
 
     def fault_reports(self) -> list[str]:
-        return self.library.jax_fp4_sim_fault_reports().decode().split("\f")[:-1]
+        return self.functions.jax_fp4_sim_fault_reports().decode().split("\f")[:-1]
 
     def start(self, device: int = 0) -> int:
         """cuInit, and the device's primary context made current."""

@@ -12,6 +12,8 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+}  // namespace
+
 std::string error_text(const CudaApi& api, CUresult status) {
   const char* name = nullptr;
   const char* text = nullptr;
@@ -19,8 +21,6 @@ std::string error_text(const CudaApi& api, CUresult status) {
   if (api.cuGetErrorString(status, &text) != CUDA_SUCCESS || !text) text = "no description";
   return std::string(name) + " (" + std::to_string(status) + "): " + text;
 }
-
-}  // namespace
 
 Driver load_driver(const char* library) {
   Driver driver;

@@ -10,6 +10,9 @@ namespace jax_fp4::cuda {
 // CUDA version of the oldest driver that has every function of the table (tensor maps: 12.0).
 inline constexpr int kLeastDriverVersion = 12000;
 
+// "CUDA_ERROR_INVALID_VALUE (1): invalid argument"
+std::string error_text(const CudaApi& api, CUresult status);
+
 struct Driver {
   CudaApi api = {};
   int version = 0;      // 12090: CUDA 12.9; 0 where the driver was not asked

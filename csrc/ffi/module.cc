@@ -1,13 +1,20 @@
 // The Python extension `_core`: FFI handlers as capsules, and the CPU level.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "compile/images.h"
 #include "cpu/cpu.h"
 #include "cpu/peak.h"
+#include "ffi/attributes.h"
 #include "ffi/cpu_handlers.h"
+#include "ffi/device_handlers.h"
+#include "plan/gemm.h"
 
 namespace nb = nanobind;
 namespace jf = jax_fp4;
@@ -46,22 +53,114 @@ void force_cpu_level(const std::string& name) {
           .c_str());
 }
 
+// {target: {stage: handler}}
+nb::dict handlers(const std::vector<jf::ffi::Registration>& registrations) {
+  nb::dict result;
+  for (const auto& [target, execute, initialize] : registrations) {
+    nb::dict stages;
+    stages["execute"] = nb::capsule(reinterpret_cast<void*>(execute));
+    if (initialize != nullptr)
+      stages["initialize"] = nb::capsule(reinterpret_cast<void*>(initialize));
+    result[target] = stages;
+  }
+  return result;
+}
+
+jf::plan::GemmShape gemm_shape(const std::string& a, const std::string& b, std::int64_t batch,
+                               std::int64_t m, std::int64_t n, std::int64_t k, bool a_batched,
+                               bool b_batched, const std::string& out_dtype) {
+  const auto operand = [](const std::string& attribute, bool batched) {
+    jf::ffi::Fields fields(attribute);
+    jf::plan::GemmOperand result;
+    result.format = jf::ffi::parse_format(fields);
+    result.layout = jf::ffi::parse_layout(fields);
+    result.batched = batched;
+    fields.finish();
+    return result;
+  };
+  jf::plan::GemmShape shape{batch, m, n, k, operand(a, a_batched), operand(b, b_batched)};
+  if (out_dtype == "bfloat16")
+    shape.out = jf::Dtype::bf16;
+  else if (out_dtype == "float16")
+    shape.out = jf::Dtype::f16;
+  else if (out_dtype != "float32")
+    throw nb::value_error("out_dtype is none of float32, bfloat16, float16");
+  return shape;
+}
+
+nb::dict plan_gemm(const std::string& a, const std::string& b, std::int64_t batch, std::int64_t m,
+                   std::int64_t n, std::int64_t k, bool a_batched, bool b_batched,
+                   const std::string& out_dtype, int chip, unsigned multiprocessors) {
+  const auto shape = gemm_shape(a, b, batch, m, n, k, a_batched, b_batched, out_dtype);
+  const jf::u64 workspace = jf::plan::gemm_workspace(shape);
+  const auto plan = jf::plan::plan_gemm(shape, {chip, multiprocessors}, workspace);
+  nb::dict result;
+  result["kernel"] = std::string(plan.kernel);
+  result["exchanged"] = plan.exchanged;
+  result["splits"] = plan.splits;
+  result["split_k"] = plan.kernel.empty() ? 0 : plan.split_steps * plan.variant.step_k();
+  result["workspace_bytes"] = plan.workspace_bytes();
+  result["predicted_cycles"] = plan.predicted_cycles;
+  result["text"] = describe(plan, shape);
+  return result;
+}
+
+std::vector<std::pair<std::string, std::string>> kernel_images() {
+  std::vector<std::pair<std::string, std::string>> result;
+  const jf::ImageTable table = jf::images();
+  for (std::size_t i = 0; i < table.count; ++i) {
+    const jf::ImageEntry& image = table.entries[i];
+    result.emplace_back(
+        image.kernel,
+        std::string(image.kind == jf::ImageKind::cubin ? "cubin sm_" : "PTX sm_") + image.target);
+  }
+  return result;
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
   m.doc() = "Native part of jax_fp4: XLA FFI handlers and the CPU level they run at.";
   m.attr("FFI_API_VERSION") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def(
-      "cpu_handlers",
-      [] {
-        nb::dict handlers;
-        for (const auto& [target, handler] : jf::ffi::cpu_registrations()) {
-          handlers[target] = nb::capsule(reinterpret_cast<void*>(handler));
-        }
-        return handlers;
+      "cpu_handlers", [] { return handlers(jf::ffi::cpu_registrations()); },
+      nb::sig("def cpu_handlers() -> dict[str, dict[str, object]]"),
+      "XLA FFI handlers of the CPU backend by call target name and stage, as capsules.");
+  m.def(
+      "cuda_handlers", [] { return handlers(jf::ffi::cuda_registrations()); },
+      nb::sig("def cuda_handlers() -> dict[str, dict[str, object]]"),
+      "Those of GPUs, which need a driver only when they run.");
+  m.def(
+      "sim_handlers", [] { return handlers(jf::ffi::sim_registrations()); },
+      nb::sig("def sim_handlers() -> dict[str, dict[str, object]]"),
+      "Those of GPUs over the simulated driver, for the CPU platform.");
+  m.def(
+      "gemm_workspace",
+      [](const std::string& a, const std::string& b, std::int64_t batch, std::int64_t mm,
+         std::int64_t n, std::int64_t k, bool a_batched, bool b_batched,
+         const std::string& out_dtype) {
+        return jf::plan::gemm_workspace(
+            gemm_shape(a, b, batch, mm, n, k, a_batched, b_batched, out_dtype));
       },
-      nb::sig("def cpu_handlers() -> dict[str, object]"),
-      "XLA FFI handlers of the CPU backend by call target name, as capsules.");
+      nb::arg("a"), nb::arg("b"), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
+      nb::arg("a_batched"), nb::arg("b_batched"), nb::arg("out_dtype"),
+      "Bytes of the result `workspace` of a product on a GPU; a and b are operand attributes.");
+  m.def(
+      "plan_gemm", &plan_gemm, nb::arg("a"), nb::arg("b"), nb::arg("batch"), nb::arg("m"),
+      nb::arg("n"), nb::arg("k"), nb::arg("a_batched"), nb::arg("b_batched"), nb::arg("out_dtype"),
+      nb::arg("chip"), nb::arg("multiprocessors"),
+      nb::sig("def plan_gemm(a: str, b: str, batch: int, m: int, n: int, k: int, a_batched: bool, "
+              "b_batched: bool, out_dtype: str, chip: int, multiprocessors: int) -> "
+              "dict[str, object]"),
+      "What runs on a GPU of compute capability `chip` (100 for 10.0): csrc/plan.");
+  m.def("kernel_images", &kernel_images, "(kernel, image) for every image of this build.");
+  m.def("launch_counts", &jf::ffi::launch_counts, "Launches in this process, by kernel.");
+  m.def("reset_sim_driver", &jf::ffi::reset_sim_driver, nb::arg("devices"), nb::arg("seed"),
+        "A new simulated driver; devices is a list such as '100a,103a'.");
+  m.def("fail_sim_driver", &jf::ffi::fail_sim_driver, nb::arg("function"), nb::arg("nth"),
+        nb::arg("error"), "The nth call of a driver function fails (0: every call). For tests.");
+  m.def("sim_driver_reports", &jf::ffi::sim_driver_reports,
+        "Reports of faults and warnings of the simulated driver since its reset.");
   m.def(
       "cpu_level", [] { return level_name(jf::cpu::level()); },
       "The CPU level in use: 'portable', 'avx512', 'amx', or 'model' when forced.");

@@ -131,15 +131,16 @@ struct GemmParams {
 inline constexpr u32 kGemmReduceThreads = 256;
 
 // Adds the parts of a sum that was split along K. D's rows and columns, whether transposed or not.
-// grid: any x, batch in y.
+// grid: any x, any y, over elements and batch.
 struct GemmReduceParams {
-  const float* parts;  // [batch, splits, rows * columns]
+  const float* parts;  // [batch, splits, rows * columns]; not read where splits is 0
   const float* global_scale_a;
   const float* global_scale_b;
   const void* bias;  // [bias batch, columns], or nullptr
   const void* c;     // as D, or nullptr
   void* out;         // D [batch, rows * columns]
-  u32 elements;      // rows * columns
+  i64 elements;      // rows * columns
+  u32 batch;
   u32 columns;
   u32 splits;
   u32 batch_scale_a, batch_scale_b, batch_bias;  // as in GemmParams

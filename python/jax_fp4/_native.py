@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,24 @@ def _register() -> None:
             f"{jaxlib.version.__version__} offers {running[0]}.{running[1]}; "
             "update jaxlib, or rebuild with `pip install .`"
         )
-    for target, handler in _core.cpu_handlers().items():
-        jax.ffi.register_ffi_target(target, handler, platform="cpu")
+    cpu = _core.sim_handlers() if SIMULATED else _core.cpu_handlers()
+    for platform, handlers in (("cpu", cpu), ("CUDA", _core.cuda_handlers())):
+        for target, stages in handlers.items():
+            jax.ffi.register_ffi_target(target, stages, platform=platform)
 
+
+def _simulated() -> bool:
+    driver = os.environ.get("JAX_FP4_DRIVER", "")
+    if driver not in ("", "sim"):
+        raise ImportError(
+            f"JAX_FP4_DRIVER: expected 'sim' (JAX's CPU platform runs the GPU kernels in the PTX "
+            f"machine) or nothing, got {driver!r}"
+        )
+    return driver == "sim"
+
+
+SIMULATED = _simulated()
+"""Whether JAX's CPU platform runs the kernels of GPUs, in the PTX machine (JAX_FP4_DRIVER=sim)."""
 
 _register()
 
@@ -36,6 +52,7 @@ def make_primitive(
     parameters: tuple[str, ...],
     advice: str,
     attributes: Callable[..., dict[str, Any]] = dict,
+    workspace: Callable[..., int] | None = None,
 ) -> Primitive:
     """A JAX primitive that lowers to the custom call of the same name.
 
@@ -46,6 +63,8 @@ def make_primitive(
         parameters: names of the static parameters.
         advice: what the error says when somebody differentiates the primitive.
         attributes: makes the custom call's attributes (str, int, bool) from the parameters.
+        workspace: ``(*avals, **params) -> bytes`` of scratch memory that a GPU needs. It is one
+            more result of the custom call: XLA then owns it, also while a CUDA graph is replayed.
 
     Returns:
         The primitive; it has several results, works eagerly, under jit and under vmap.
@@ -65,15 +84,24 @@ def make_primitive(
     def lower(ctx: Any, *operands: Any, **params: Any) -> Any:
         return jax.ffi.ffi_lowering(name)(ctx, *operands, **attributes(**params))
 
+    def lower_for_gpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+        if workspace is None:
+            return lower(ctx, *operands, **params)
+        size = workspace(*ctx.avals_in, **params)
+        scratch = _compat.result_aval((size,), "uint8", ())
+        extended = ctx.replace(avals_out=[*ctx.avals_out, scratch])
+        return lower(extended, *operands, **params)[:-1]
+
     def refuse_platform(ctx: Any, *operands: Any, **params: Any) -> Any:
         platforms = ", ".join(ctx.module_context.platforms)
         raise ValueError(
-            f"{name} has no implementation for platform {platforms}, only for cpu; run it "
+            f"{name} has no implementation for platform {platforms}, only for cpu and cuda; run it "
             'there, for example with JAX_PLATFORMS=cpu or jax.default_device(jax.devices("cpu")[0])'
         )
 
     mlir.register_lowering(primitive, refuse_platform)
-    mlir.register_lowering(primitive, lower, platform="cpu")
+    mlir.register_lowering(primitive, lower_for_gpu if SIMULATED else lower, platform="cpu")
+    mlir.register_lowering(primitive, lower_for_gpu, platform="cuda")
 
     def refuse(primals: Any, tangents: Any, **params: Any) -> Any:
         raise TypeError(
@@ -103,3 +131,63 @@ def force_cpu_level(name: str) -> None:
 def cpu_peak_flops(seconds: float) -> float:
     """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512."""
     return _core.cpu_peak_flops(seconds)
+
+
+def gemm_workspace(
+    a: str,
+    b: str,
+    shape: tuple[int, int, int, int],
+    batched: tuple[bool, bool],
+    out_dtype: str,
+) -> int:
+    """Bytes of scratch memory of a product [batch, M, N] over K on a GPU.
+
+    Args:
+        a: operand_attribute of A.
+        b: that of B.
+        shape: batch, M, N, K.
+        batched: whether A and B have the batch, or share one matrix.
+        out_dtype: name of the result's dtype.
+    """
+    return _core.gemm_workspace(a, b, *shape, *batched, out_dtype)
+
+
+def plan_gemm(
+    a: str,
+    b: str,
+    shape: tuple[int, int, int, int],
+    batched: tuple[bool, bool],
+    out_dtype: str,
+    chip: int,
+    multiprocessors: int,
+) -> dict[str, Any]:
+    """What runs for a product on a GPU: kernel, splits, workspace; "text" says all of it in words.
+
+    Arguments as for `gemm_workspace`; chip is the compute capability, 100 for 10.0.
+    """
+    return _core.plan_gemm(a, b, *shape, *batched, out_dtype, chip, multiprocessors)
+
+
+def kernel_images() -> list[tuple[str, str]]:
+    """(kernel, image) for every compiled kernel of this build; an image is "cubin sm_100a"."""
+    return _core.kernel_images()
+
+
+def launch_counts() -> dict[str, int]:
+    """Launches of each GPU kernel in this process, simulated ones included."""
+    return dict(_core.launch_counts())
+
+
+def reset_sim_driver(devices: str = "100a", seed: int = 0) -> None:
+    """A new simulated driver (JAX_FP4_DRIVER=sim) with these devices, "100a,103a", and schedule."""
+    _core.reset_sim_driver(devices, seed)
+
+
+def fail_sim_driver(function: str, nth: int, error: int) -> None:
+    """The nth call of a driver function from now on fails with a CUresult; 0: every call."""
+    _core.fail_sim_driver(function, nth, error)
+
+
+def sim_driver_reports() -> list[str]:
+    """Reports of faults and warnings of the simulated driver since its reset."""
+    return _core.sim_driver_reports()

@@ -48,6 +48,15 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, batch: int, **par
     return [out.reshape(size, batch, *out.shape[1:])], [0]
 
 
+def _workspace(
+    a_values: Any, *rest: Any, a: str, b: str, k: int, batch: int, out_dtype: str, **_: Any
+) -> int:
+    b_values = rest[2]
+    shape = (batch, a_values.shape[1], b_values.shape[1], k)
+    batched = (a_values.shape[0] != 1, b_values.shape[0] != 1)
+    return _native.gemm_workspace(a, b, shape, batched, out_dtype)
+
+
 _scaled_matmul_p = _native.make_primitive(
     "jax_fp4_scaled_matmul",
     _abstract,
@@ -55,6 +64,7 @@ _scaled_matmul_p = _native.make_primitive(
     ("a", "b", "k", "batch", "has_bias", "has_accumulate", "out_dtype"),
     "its operands are codes. Use jax_fp4.dot, whose gradients are defined.",
     attributes=lambda batch, out_dtype, **rest: rest,
+    workspace=_workspace,
 )
 
 

@@ -111,7 +111,8 @@ class ReduceParams(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("parts", "global_scale_a", "global_scale_b")),
         *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
-        *((name, ctypes.c_uint32) for name in ("elements", "columns", "splits")),
+        ("elements", ctypes.c_int64),
+        *((name, ctypes.c_uint32) for name in ("batch", "columns", "splits")),
         *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
         *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
     )
@@ -441,6 +442,7 @@ class Run:
             c=self._c,
             out=self._out,
             elements=p.m * p.n,
+            batch=p.batch,
             columns=p.shape[2],
             splits=p.splits,
             **self._shared_params(),

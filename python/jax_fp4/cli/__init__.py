@@ -16,6 +16,7 @@ _COMMANDS = {
     "demo": "train a small transformer in bf16 and in NVFP4, and compare",
     "doctor": "say what is installed, what is used and what is missing",
     "bench": "measure this machine against other implementations",
+    "plan": "say which kernel a GPU would run for a product",
     "sim": "run a PTX kernel on the CPU and watch it",
 }
 _PROGRAM = "python -m jax_fp4"

@@ -23,19 +23,26 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: help demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean
+.PHONY: help demo test test-device test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: demo test test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean'
+	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean'
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
 
-# The whole quick suite. A test that cannot run here is an error, not a skip.
+# The whole quick suite. A test that cannot run here is an error, not a skip. With ARGS, which may
+# choose tests of the first part only, the second is left out.
 test: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	$(if $(ARGS),,$(MAKE) test-device)
+
+# The GPU handlers: JAX's CPU platform, with two devices, runs the kernels in the PTX machine.
+test-device: $(VENV)/.test
+	JAX_FP4_REQUIRE_ALL=1 JAX_FP4_DRIVER=sim XLA_FLAGS=--xla_force_host_platform_device_count=2 \
+	  $(BIN)/python -m pytest -n 2 -m device $(ARGS)
 
 test-slow: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m slow --timeout 7200 $(ARGS)

@@ -11,22 +11,28 @@ namespace {
 int number_of(const char* target) { return std::atoi(target); }
 char suffix_of(const char* target) { return std::string_view(target).back(); }
 
-// Makes a context current for a scope.
+// Makes a context current for a scope. `leave` tells whether the one before is current again; the
+// destructor is for exceptions, which have a reason of their own.
 class Current {
  public:
   Current(const CudaApi& api, CUcontext context)
-      : api_(api), status_(api.cuCtxPushCurrent(context)) {}
+      : api_(api), entered_(api.cuCtxPushCurrent(context)) {}
   ~Current() {
-    CUcontext popped;
-    if (status_ == CUDA_SUCCESS) api_.cuCtxPopCurrent(&popped);
+    if (!left_) leave();
   }
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
-  CUresult status() const { return status_; }
+  CUresult entered() const { return entered_; }
+  CUresult leave() {
+    left_ = true;
+    CUcontext popped = nullptr;
+    return entered_ == CUDA_SUCCESS ? api_.cuCtxPopCurrent(&popped) : CUDA_SUCCESS;
+  }
 
  private:
   const CudaApi& api_;
-  const CUresult status_;
+  const CUresult entered_;
+  bool left_ = false;
 };
 
 // Of cuTensorMapEncodeTiled, as numbers (cuda.h of CUDA 12.8).
@@ -103,26 +109,34 @@ Launcher::Context& Launcher::enter(CUcontext handle) {
   return contexts_.emplace(handle, std::move(context)).first->second;
 }
 
-plan::Chip Launcher::chip(CUstream stream) {
+// Runs body(context's entry) with the context of the stream current.
+template <class Body>
+void Launcher::in_context(CUstream stream, const Body& body) {
   const CUcontext handle = context_of(stream);
-  const Current current(api_, handle);
-  check(current.status(), "cuCtxPushCurrent");
-  const std::lock_guard lock(mutex_);
-  return enter(handle).chip;
+  Current current(api_, handle);
+  check(current.entered(), "cuCtxPushCurrent");
+  {
+    const std::lock_guard lock(mutex_);
+    body(enter(handle));
+  }
+  check(current.leave(), "cuCtxPopCurrent");
+}
+
+plan::Chip Launcher::chip(CUstream stream) {
+  plan::Chip chip;
+  in_context(stream, [&](Context& context) { chip = context.chip; });
+  return chip;
 }
 
 void Launcher::load(CUstream stream, std::string_view prefix) {
-  const CUcontext handle = context_of(stream);
-  const Current current(api_, handle);
-  check(current.status(), "cuCtxPushCurrent");
-  const std::lock_guard lock(mutex_);
-  Context& context = enter(handle);
-  for (std::size_t i = 0; i < images_.count; ++i) {
-    const ImageEntry& image = images_.entries[i];
-    if (std::string_view(image.kernel).substr(0, prefix.size()) == prefix &&
-        image_fits(image, context.chip.number))
-      kernel(context, stream, image.kernel);
-  }
+  in_context(stream, [&](Context& context) {
+    for (std::size_t i = 0; i < images_.count; ++i) {
+      const ImageEntry& image = images_.entries[i];
+      if (std::string_view(image.kernel).substr(0, prefix.size()) == prefix &&
+          image_fits(image, context.chip.number))
+        kernel(context, stream, image.kernel);
+    }
+  });
 }
 
 CUfunction Launcher::kernel(Context& context, CUstream stream, std::string_view name) {
@@ -182,26 +196,23 @@ CUfunction Launcher::load_kernel(const Context& context, std::string_view name) 
     throw DriverError("jax_fp4: kernel " + std::string(name) + " was not compiled for sm_" + chip +
                       "; rebuild with JAX_FP4_ARCHS=all, or run on the CPU");
   throw DriverError("jax_fp4: kernel " + std::string(name) + " could not be loaded on sm_" + chip +
-                    " (" + tried + "); a driver older than CUDA 12.9 may be the reason: update it");
+                    " (cuModuleLoadDataEx: " + tried +
+                    "); a driver older than CUDA 12.9 may be the reason: update it");
 }
 
 void Launcher::run(CUstream stream, const plan::Steps& steps) {
   if (steps.empty()) return;
-  const CUcontext handle = context_of(stream);
-  const Current current(api_, handle);
-  check(current.status(), "cuCtxPushCurrent");
-  // Entries of a map stay where they are, and those of a context are changed under the lock only.
-  const std::lock_guard lock(mutex_);
-  Context& context = enter(handle);
-  for (const plan::Step& step : steps) {
-    if (const auto* clear = std::get_if<plan::Clear>(&step)) {
-      check(api_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(clear->address), 0, clear->bytes,
-                                 stream),
-            "cuMemsetD8Async");
-    } else {
-      launch(context, stream, std::get<plan::Launch>(step));
+  in_context(stream, [&](Context& context) {
+    for (const plan::Step& step : steps) {
+      if (const auto* clear = std::get_if<plan::Clear>(&step)) {
+        check(api_.cuMemsetD8Async(reinterpret_cast<CUdeviceptr>(clear->address), 0, clear->bytes,
+                                   stream),
+              "cuMemsetD8Async");
+      } else {
+        launch(context, stream, std::get<plan::Launch>(step));
+      }
     }
-  }
+  });
 }
 
 void Launcher::launch(Context& context, CUstream stream, const plan::Launch& l) {

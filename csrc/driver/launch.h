@@ -58,6 +58,8 @@ class Launcher {
   void check(CUresult status, const std::string& what) const;
   CUcontext context_of(CUstream stream) const;
   Context& enter(CUcontext handle);
+  template <class Body>
+  void in_context(CUstream stream, const Body& body);
   CUfunction kernel(Context& context, CUstream stream, std::string_view name);
   CUfunction load_kernel(const Context& context, std::string_view name);
   void launch(Context& context, CUstream stream, const plan::Launch& launch);

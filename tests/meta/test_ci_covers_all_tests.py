@@ -55,7 +55,9 @@ def collected_files(root: Path, *arguments: str) -> set[str]:
 
 def test_every_test_file_is_collected() -> None:
     """The files that define tests are those that the quick and the marked suites collect."""
-    collected = collected_files(ROOT) | collected_files(ROOT, "-m", "slow or foreign or kernels")
+    collected = collected_files(ROOT) | collected_files(
+        ROOT, "-m", "slow or foreign or kernels or device"
+    )
     assert collected == files_with_tests(ROOT)
 
 
@@ -64,6 +66,7 @@ def test_the_makefile_narrows_nothing() -> None:
     recipes = re.findall(r"-m pytest (.*)", (ROOT / "Makefile").read_text())
     assert recipes == [
         "-n 2 $(ARGS)",
+        "-n 2 -m device $(ARGS)",
         "-m slow --timeout 7200 $(ARGS)",
         "-m foreign --timeout 7200 $(ARGS)",
         "-m mutation -s --timeout 7200 $(ARGS)",
@@ -74,7 +77,9 @@ def test_the_makefile_narrows_nothing() -> None:
 def test_continuous_integration_runs_lint_and_test() -> None:
     """.ci/run runs both jobs and requires every test."""
     assert "for job in lint test; do" in (ROOT / ".ci" / "run").read_text()
-    assert "JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2" in (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    assert "JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -n 2" in makefile
+    assert "$(if $(ARGS),,$(MAKE) test-device)" in makefile
 
 
 @pytest.mark.parametrize("planted", ["tests/cpu/gemm_test.py", "tests/cpu/check_gemm.py"])

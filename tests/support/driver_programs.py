@@ -1,0 +1,93 @@
+"""Programs that run natively and on the simulated driver, for a comparison of their bits.
+
+    python -m support.driver_programs training out.npz      # JAX_FP4_DRIVER as it is set
+
+Natively the CPU level is `model`: its sums are those of the tensor cores.
+"""
+
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_fp4 as fp4
+from jax_fp4 import _native
+from jax_fp4.cli import training, transformer
+
+Arrays = dict[str, np.ndarray]
+
+
+def _normal(seed: int, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def dot() -> Arrays:
+    """Products and gradients of every recipe, at sizes that no tile divides."""
+    recipes = {
+        name: value for name, value in vars(fp4.recipes).items() if isinstance(value, fp4.Recipe)
+    }
+    result: Arrays = {}
+    for name, recipe in sorted(recipes.items()):
+        for m, k, n in ((96, 160, 80), (33, 50, 7)):
+            x, w, dy = _normal(0, (m, k)), _normal(1, (k, n)), _normal(2, (m, n))
+            y, pull = jax.vjp(lambda x, w, recipe=recipe: fp4.dot(x, w, recipe=recipe), x, w)
+            dx, dw = pull(dy)
+            for part, value in {"y": y, "dx": dx, "dw": dw}.items():
+                result[f"{name} {m}x{k}x{n} {part}"] = np.asarray(value)
+    return result
+
+
+def operands() -> Arrays:
+    """Bytes of quantized arrays: formats, copies and options in one vmapped call each."""
+    x = _normal(3, (2, 3, 65, 97)) * jnp.float32(37)
+    x = x.at[0, 0, 3, 5].set(jnp.nan).at[1, 2, 64, 96].set(-jnp.inf)
+    result: Arrays = {}
+    for format in fp4.FORMATS:
+        row, col = fp4.quantize_both(x.astype(jnp.bfloat16), format, col={"hadamard": True})
+        flat = jax.vmap(lambda x, format=format: fp4.quantize(x, format, axis=-2))(x)
+        for kind, q in {"row": row, "col": col, "vmap": flat}.items():
+            for part in ("values", "scales", "global_scale"):
+                result[f"{format.name} {kind} {part}"] = np.asarray(getattr(q, part))
+        result[f"{format.name} decoded"] = np.asarray(fp4.dequantize(row, jnp.float16))
+    seed = jnp.array([7, 8], jnp.uint32)
+    options = {
+        "stochastic": {"rounding": "stochastic", "seed": seed, "stream": 3},
+        "tiles": {"scaling": "2d"},
+        "four-over-six": {"four_over_six": True},
+    }
+    for name, chosen in options.items():
+        q = fp4.quantize(x[0], fp4.NVFP4, **chosen)
+        result |= {f"{name} values": np.asarray(q.values), f"{name} scales": np.asarray(q.scales)}
+    return result
+
+
+def training_steps() -> Arrays:
+    """Two steps of the demo's smallest model."""
+    size = transformer.SIZES["tiny"]
+    params = transformer.initial_params(size, 0)
+    moments = (jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
+    rng = np.random.default_rng(4)
+    result: Arrays = {}
+    for step in range(2):
+        tokens = rng.integers(32, 127, (size.batch, size.context + 1)).astype(np.uint8)
+        params, moments, loss = training._compiled_step(size, 100, fp4.recipes.NVFP4)(
+            params, moments, tokens, jnp.float32(step)
+        )
+        result[f"loss {step}"] = np.asarray(loss)
+    for path, value in jax.tree_util.tree_leaves_with_path(params):
+        result[jax.tree_util.keystr(path)] = np.asarray(value)
+    return result
+
+
+PROGRAMS: dict[str, Callable[[], Arrays]] = {
+    "dot": dot,
+    "operands": operands,
+    "training": training_steps,
+}
+
+if __name__ == "__main__":
+    if not _native.SIMULATED:
+        _native.force_cpu_level("model")
+    np.savez(sys.argv[2], **PROGRAMS[sys.argv[1]]())

@@ -101,6 +101,12 @@ void check_sizes(const GemmShape& s) {
   if (s.batch < 0 || s.m < 0 || s.n < 0 || s.k < 0 || s.batch > kMost || s.m > kMost ||
       s.n > kMost || s.k > kMost)
     refuse("every size has to be below 2^31; got " + shape_text(s));
+  // So that no size in bytes below can overflow: more than any memory holds.
+  const auto elements = [&](i64 rows, i64 cols) {
+    return static_cast<double>(s.batch) * static_cast<double>(rows) * static_cast<double>(cols);
+  };
+  if (std::max({elements(s.m, s.n), elements(s.m, s.k), elements(s.n, s.k)}) > 0x1p48)
+    refuse("an array would have more than 2^48 elements: " + shape_text(s));
 }
 
 // ---- Choice -------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_every_problem_has_a_plan_that_covers_it(
     out: str,
     multiprocessors: int,
 ) -> None:
-    """Splits cover K, none is empty; the workspace is what is lowered at most; the kernel exists."""
+    """Splits cover K, none is empty; the workspace is at most what is lowered; it exists."""
     shape = (batch, m, n, k)
     chosen = plan(shape, formats, layout, out=out, multiprocessors=multiprocessors)
     limit = _native.gemm_workspace(

@@ -32,7 +32,6 @@ def native(program: str, folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("program", "kernels"),
     [
-        ("operands", {"quantize_nvfp4_16", "quantize_mx6_32", "dequantize_8"}),
         ("dot", {"amax_rotated_rows_32", "quantize_nvfp4_32", "gemm_sm100_nvfp4_128x32"}),
         ("training", {"gemm_sm100_nvfp4_128x64", "amax_32", "quantize_nvfp4_16"}),
     ],

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from jax_fp4.cli import doctor
 from oracles import pack
 from support import device_kernels, stand_in
 from support.native import shared_library
@@ -121,6 +122,22 @@ def test_the_most_specific_image_comes_first() -> None:
     for i, a in enumerate(order):
         for j, b in enumerate(order):
             assert bool(library().better(*a, *b)) == (i < j), (a, b)
+
+
+@pytest.mark.parametrize("chip", [75, 80, 86, 90, 100, 103, 110, 120, 121])
+def test_doctor_names_the_image_that_is_loaded(chip: int) -> None:
+    """`doctor` and csrc/driver choose alike among all images of a build."""
+    targets = [("80", 1), ("90", 1), ("100a", 1), ("103a", 1), ("120a", 1), ("121a", 1),
+               ("80", 0), ("90", 0), ("100f", 0), ("120f", 0)]  # fmt: skip
+    best: tuple[str, int] | None = None
+    for target, cubin in targets:
+        if library().fits(target.encode(), cubin, chip) and (
+            best is None or library().better(target.encode(), cubin, best[0].encode(), best[1])
+        ):
+            best = (target, cubin)
+    images = [("k", f"{'cubin' if cubin else 'PTX'} sm_{target}") for target, cubin in targets]
+    expected = best and f"{'cubin' if best[1] else 'PTX'} sm_{best[0]}"
+    assert doctor.image_for(images, "k", chip) == expected
 
 
 def test_a_first_call_under_capture_is_refused_and_spoils_nothing(driver: stand_in.Driver) -> None:

@@ -39,30 +39,6 @@ def dot() -> Arrays:
     return result
 
 
-def operands() -> Arrays:
-    """Bytes of quantized arrays: formats, copies and options in one vmapped call each."""
-    x = _normal(3, (2, 3, 65, 97)) * jnp.float32(37)
-    x = x.at[0, 0, 3, 5].set(jnp.nan).at[1, 2, 64, 96].set(-jnp.inf)
-    result: Arrays = {}
-    for format in fp4.FORMATS:
-        row, col = fp4.quantize_both(x.astype(jnp.bfloat16), format, col={"hadamard": True})
-        flat = jax.vmap(lambda x, format=format: fp4.quantize(x, format, axis=-2))(x)
-        for kind, q in {"row": row, "col": col, "vmap": flat}.items():
-            for part in ("values", "scales", "global_scale"):
-                result[f"{format.name} {kind} {part}"] = np.asarray(getattr(q, part))
-        result[f"{format.name} decoded"] = np.asarray(fp4.dequantize(row, jnp.float16))
-    seed = jnp.array([7, 8], jnp.uint32)
-    options = {
-        "stochastic": {"rounding": "stochastic", "seed": seed, "stream": 3},
-        "tiles": {"scaling": "2d"},
-        "four-over-six": {"four_over_six": True},
-    }
-    for name, chosen in options.items():
-        q = fp4.quantize(x[0], fp4.NVFP4, **chosen)
-        result |= {f"{name} values": np.asarray(q.values), f"{name} scales": np.asarray(q.scales)}
-    return result
-
-
 def training_steps() -> Arrays:
     """Two steps of the demo's smallest model."""
     size = transformer.SIZES["tiny"]
@@ -83,7 +59,6 @@ def training_steps() -> Arrays:
 
 PROGRAMS: dict[str, Callable[[], Arrays]] = {
     "dot": dot,
-    "operands": operands,
     "training": training_steps,
 }
 

@@ -145,7 +145,17 @@ def test_a_missing_driver_is_no_problem() -> None:
     driver, images = doctor._gpu("libcuda-absent.so.1")
     assert not driver.problem
     assert driver.data == {"found": False, "devices": []}
-    assert images.data == []
+    assert images.data["cubin sm_100a"] == images.data["PTX sm_100f"] > 30
+
+
+def test_every_gpu_is_told_what_it_runs() -> None:
+    """Quantizers on everything from 8.0 on, block-scaled products where there are kernels."""
+    images = doctor._images()[1]
+    assert "8.0" in doctor._gpu_use(75, images)
+    assert "cubin sm_80, " in doctor._gpu_use(89, images)
+    assert "cubin sm_103a, products by gemm_sm100" in doctor._gpu_use(103, images)
+    assert "PTX sm_90, " in doctor._gpu_use(110, images)
+    assert "no image" in doctor._gpu_use(100, [])
 
 
 def test_a_library_that_is_no_driver_does_not_crash() -> None:

@@ -223,23 +223,93 @@ def _driver_devices(cuda: ctypes.CDLL) -> tuple[int, list[dict[str, str]]]:
     return version.value, devices
 
 
+def gpu_names(library: str = "libcuda.so.1") -> list[str]:
+    """Names of the GPUs that the driver sees; none without a driver."""
+    try:
+        return [device["name"] for device in _driver_devices(ctypes.CDLL(library))[1]]
+    except (OSError, AttributeError):
+        return []
+
+
+def image_for(images: list[tuple[str, str]], kernel: str, capability: int) -> str | None:
+    """The image of a kernel that a device of that capability loads first (driver/launch.h)."""
+
+    def fits(image: str) -> bool:
+        kind, _, target = image.partition(" sm_")
+        number = int(target.rstrip("af"))
+        if target.endswith("a"):
+            return number == capability
+        same = number // 10 == capability // 10
+        return number <= capability and (same or (kind == "PTX" and not target.endswith("f")))
+
+    def rank(image: str) -> tuple[bool, int, bool]:
+        target = image.partition(" sm_")[2]
+        return image.startswith("cubin"), int(target.rstrip("af")), target.endswith("f")
+
+    fitting = [image for name, image in images if name == kernel and fits(image)]
+    return max(fitting, key=rank, default=None)
+
+
+def _images() -> tuple[Finding, list[tuple[str, str]]]:
+    """What was compiled into the extension."""
+    try:
+        from jax_fp4 import _native
+
+        images = _native.kernel_images()
+    except Exception as error:  # the extension's own line says why
+        return Finding("device images", f"unknown ({_reason(error)})", data={}), []
+    counts: dict[str, int] = {}
+    for _, image in images:
+        counts[image] = counts.get(image, 0) + 1
+    if not counts:
+        text = "none: this build computes on the CPU only (JAX_FP4_ARCHS, or no device compilers)"
+    else:
+        kernels = len({kernel for kernel, _ in images})
+        text = f"{kernels} kernels: " + ", ".join(f"{n} {image}" for image, n in counts.items())
+    return Finding("device images", text, data=counts), images
+
+
+def _gpu_use(capability: int, images: list[tuple[str, str]]) -> str:
+    """What a device of that compute capability runs, and why."""
+    if capability < 80:
+        return "not used: the kernels need compute capability 8.0"
+    quantizer = image_for(images, "quantize_nvfp4_16", capability)
+    if quantizer is None:
+        return "not used: this build has no image for it"
+    families = {
+        kernel.partition("_nvfp4")[0]
+        for kernel, _ in images
+        if kernel.startswith("gemm_")
+        and "_nvfp4" in kernel
+        and image_for(images, kernel, capability)
+    }
+    products = f"products by {', '.join(sorted(families))}" if families else "no products"
+    return f"quantizers from {quantizer}, {products}"
+
+
 def _gpu(library: str = "libcuda.so.1") -> list[Finding]:
-    images = Finding("device images", "none: this version computes on the CPU only", data=[])
+    found, images = _images()
     try:
         cuda = ctypes.CDLL(library)
     except OSError:
         text = f"none: {library} cannot be loaded (no GPU is needed)"
-        return [Finding("gpu driver", text, data={"found": False, "devices": []}), images]
+        return [Finding("gpu driver", text, data={"found": False, "devices": []}), found]
     try:
         number, devices = _driver_devices(cuda)
     except (OSError, AttributeError) as error:
         text = f"{library} is there but of no use ({error})"
-        return [Finding("gpu driver", text, data={"found": True, "devices": []}), images]
+        return [Finding("gpu driver", text, data={"found": True, "devices": []}), found]
     version = f"{number // 1000}.{number % 1000 // 10}"
-    names = [f"{d['name']} (compute capability {d['compute_capability']})" for d in devices]
-    text = f"for CUDA {version}; {', '.join(names) or 'no GPU'}; not used by this version"
+    names = []
+    for device in devices:
+        capability = int(device["compute_capability"].replace(".", ""))
+        device["use"] = _gpu_use(capability, images)
+        names.append(f"{device['name']} ({device['compute_capability']}): {device['use']}")
+    text = f"for CUDA {version}; {'; '.join(names) or 'no GPU'}"
+    if number < 12090:
+        text += "; older than CUDA 12.9: the images may not load, update the driver"
     data = {"found": True, "cuda": version, "devices": devices}
-    return [Finding("gpu driver", text, data=data), images]
+    return [Finding("gpu driver", text, data=data), found]
 
 
 def examine() -> list[Finding]:

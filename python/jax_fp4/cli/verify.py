@@ -1,0 +1,354 @@
+"""``python -m jax_fp4 verify``: the conformance suite on whatever this machine has.
+
+Every case runs in a process of its backend's own, which writes its arrays to a file; this process
+compares them. The reference is the CPU backend at level `model`, whose own bytes `doctor` compares
+with the specification's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DESCRIPTION = """\
+Runs every kernel family on every backend that is here and compares the results with the
+reference, the CPU level `model`: quantized and decoded bytes have to be equal; products have to be
+equal on the PTX machine, and within the bound of docs/numerics.md elsewhere. Prints a line for each
+case. The exit code is 1 if anything failed, did not run, or did not launch its kernel.
+"""
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something to run.
+
+    Attributes:
+        name: what the report calls it: kernel family and shape class.
+        kernels: beginnings of the names of GPU kernels; one of each has to be launched.
+        compute: makes the arrays. A product is a group "D", "exact", "bound": see `_differences`.
+    """
+
+    name: str
+    kernels: tuple[str, ...]
+    compute: Callable[[], Arrays]
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """Where cases run.
+
+    Attributes:
+        name: of the report's lines.
+        environment: that a process needs for it.
+        level: CPU level to force, "" for the best one.
+        launches: whether kernels are launched.
+        same_sums: whether products have the reference's very bits.
+    """
+
+    name: str
+    environment: dict[str, str]
+    level: str = ""
+    launches: bool = False
+    same_sums: bool = False
+
+
+_CPU = {"JAX_PLATFORMS": "cpu", "JAX_FP4_DRIVER": ""}
+_REFERENCE = Backend("reference", _CPU, level="model")
+
+
+# ---- Cases ---------------------------------------------------------------------------------------
+
+
+def _normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _parts(q: Any) -> Arrays:
+    return {name: np.asarray(getattr(q, name)) for name in ("values", "scales", "global_scale")}
+
+
+def _quantize(format: Any, shape: tuple[int, ...], dtype: str, options: dict[str, Any]) -> Arrays:
+    import jax.numpy as jnp
+
+    import jax_fp4
+
+    x = jnp.asarray(_normal(len(shape), *shape) * np.float32(11)).astype(dtype)
+    x = x.at[..., -1, -1].set(jnp.inf)
+    row, col = jax_fp4.quantize_both(x, format, **options)
+    decoded = np.asarray(jax_fp4.dequantize(row, jnp.float32))
+    result: Arrays = {"decoded": decoded}
+    for copy, q in (("row", row), ("col", col)):
+        result |= {f"{copy} {name}": array for name, array in _parts(q).items()}
+    return result
+
+
+def _product(
+    formats: tuple[Any, Any], shape: tuple[int, int, int, int], out: str, extras: bool
+) -> Arrays:
+    import jax.numpy as jnp
+
+    import jax_fp4
+
+    batch, m, n, k = shape
+    a = jax_fp4.quantize(jnp.asarray(_normal(1, batch, m, k)), formats[0])
+    b = jax_fp4.quantize(jnp.asarray(_normal(2, batch, n, k)), formats[1])
+    bias = jnp.asarray(_normal(3, n)) if extras else None
+    c = jnp.asarray(_normal(4, batch, m, n)).astype(jnp.bfloat16) if extras else None
+    d = jax_fp4.scaled_matmul(a, b, out_dtype=out, bias=bias, accumulate=c)
+    left, right = (np.asarray(jax_fp4.dequantize(q)).astype(np.float64) for q in (a, b))
+    exact = np.einsum("bmk,bnk->bmn", left, right)
+    # docs/numerics.md sections 8 and 9: each of at most K additions loses 2^-22 of the terms' sum,
+    # then three roundings, the last to the result's dtype; decoding rounds each factor once.
+    size = np.einsum("bmk,bnk->bmn", np.abs(left), np.abs(right))
+    bound = (k + 4) * 2.0**-22 * size
+    if extras:
+        exact = exact + np.asarray(bias).astype(np.float64) + np.asarray(c).astype(np.float64)
+        bound = bound + 2.0**-22 * (np.abs(exact) + size)
+    last = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}[out]
+    subnormal = 2.0**-25 if out == "float16" else 0.0
+    bound = bound + last * (np.abs(exact) + bound) + subnormal
+    return {"D": np.asarray(d).astype(np.float32), "exact": exact, "bound": bound}
+
+
+def cases() -> Iterator[Case]:
+    """Every kernel family, at sizes below, at and above its tiles."""
+    import jax.numpy as jnp
+
+    import jax_fp4
+
+    shapes = {"1 x 1": (1, 1), "33 x 129": (33, 129), "3 x 128 x 256": (3, 128, 256)}
+    options: dict[str, dict[str, Any]] = {
+        "": {},
+        ", stochastic": {"rounding": "stochastic", "seed": jnp.array([5, 6], jnp.uint32)},
+        ", rotated": {"col": {"hadamard": True}},
+        ", 2-D": {"scaling": "2d"},
+        ", four over six": {"four_over_six": True},
+    }
+    for format in jax_fp4.FORMATS:
+        bits = "nvfp4" if format.block == 16 else f"mx{format.bits}"
+        for option, chosen in options.items():
+            if option and (format.block != 16 and option not in (", stochastic", ", rotated")):
+                continue
+            for size, shape in shapes.items():
+                for dtype in ("float32", "bfloat16"):
+                    name = f"quantize {format.name} from {dtype}{option}, {size}"
+                    amax = ("amax",) if format.tensor_scaled else ()
+                    yield Case(
+                        name,
+                        (*amax, f"quantize_{bits}", f"dequantize_{format.bits}"),
+                        lambda f=format, s=shape, d=dtype, c=chosen: _quantize(f, s, d, c),
+                    )
+    four, six, eight = jax_fp4.MXFP4, jax_fp4.MXFP6_E2M3, jax_fp4.MXFP8_E4M3
+    pairs = [
+        (jax_fp4.NVFP4, jax_fp4.NVFP4),
+        (four, four),
+        (eight, eight),
+        (six, four),
+        (four, eight),
+    ]
+    products = {
+        "decode, 1 x 256 x 512": ((1, 1, 256, 512), "bfloat16", False),
+        "edges, 129 x 65 x 97": ((1, 129, 65, 97), "float32", True),
+        "batch, 2 x 40 x 136 x 256": ((2, 40, 136, 256), "float16", True),
+        "tiles, 300 x 260 x 320": ((1, 300, 260, 320), "bfloat16", False),
+    }
+    for pair in pairs:
+        for size, (shape, out, extras) in products.items():
+            yield Case(
+                f"product {pair[0].name} x {pair[1].name}, {size}",
+                ("gemm_",),
+                lambda p=pair, s=shape, o=out, e=extras: _product(p, s, o, e),
+            )
+
+
+# ---- Processes -----------------------------------------------------------------------------------
+
+
+def _child(level: str, path: Path) -> int:
+    """Runs all cases in this process; arrays, launches and errors go to the file."""
+    from jax_fp4 import _native
+
+    if level:
+        _native.force_cpu_level(level)
+    arrays: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for case in cases():
+        before = _native.launch_counts()
+        try:
+            made = case.compute()
+        except Exception as error:  # is that case's result
+            made = {}
+            facts[case.name] = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        else:
+            counts = _native.launch_counts()
+            launched = [k for k, count in counts.items() if count > before.get(k, 0)]
+            facts[case.name] = {"launched": launched}
+        arrays |= {f"{case.name}|{name}": array for name, array in made.items()}
+    reports = _native.sim_driver_reports() if _native.SIMULATED else []
+    arrays["facts"] = np.array(json.dumps({"cases": facts, "reports": reports}))
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+    return 0
+
+
+@dataclasses.dataclass
+class _Result:
+    arrays: dict[str, Arrays]
+    facts: dict[str, Any]
+    reports: list[str]
+
+
+def _run(backend: Backend, folder: Path) -> _Result | str:
+    """A backend's results, or why there are none."""
+    path = folder / f"{backend.name.replace(' ', '_')}.npz"
+    command = [sys.executable, "-m", "jax_fp4", "verify", "--child", backend.level or "best"]
+    done = subprocess.run(
+        [*command, str(path)],
+        env=os.environ | backend.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    by_case: dict[str, Arrays] = {}
+    with np.load(path) as file:
+        facts = json.loads(str(file["facts"]))
+        for key in file.files:
+            case, _, name = key.rpartition("|")
+            if case:
+                by_case.setdefault(case, {})[name] = file[key]
+    return _Result(by_case, facts["cases"], facts["reports"])
+
+
+# ---- Judgement -----------------------------------------------------------------------------------
+
+
+def _differences(got: Arrays, expected: Arrays, same_sums: bool) -> str:
+    """What is wrong with a case's arrays; empty: nothing."""
+    if got.keys() != expected.keys():
+        return f"expected arrays {sorted(expected)}, got {sorted(got)}"
+    for name, value in expected.items():
+        if name in ("exact", "bound"):
+            continue
+        mine = got[name]
+        if mine.shape != value.shape or mine.dtype != value.dtype:
+            return f"{name}: expected {value.dtype}{value.shape}, got {mine.dtype}{mine.shape}"
+        if name == "D" and not same_sums:
+            bad = ~(np.abs(mine.astype(np.float64) - expected["exact"]) <= expected["bound"])
+        else:
+            bad = np.array(
+                np.ascontiguousarray(mine).view(np.uint8)
+                != np.ascontiguousarray(value).view(np.uint8)
+            )
+        if bad.any():
+            return f"{name}: {int(bad.sum())} of {bad.size} wrong, first at {int(bad.argmax())}"
+    return ""
+
+
+def judge(case: Case, backend: Backend, result: _Result, reference: _Result) -> str:
+    """Why a case failed on a backend; empty: it passed."""
+    facts = result.facts.get(case.name)
+    if facts is None:
+        return "did not run"
+    if "error" in facts:
+        return facts["error"]
+    expected = reference.arrays.get(case.name)
+    if expected is None:
+        return f"the reference failed: {reference.facts.get(case.name)}"
+    wrong = _differences(result.arrays.get(case.name, {}), expected, backend.same_sums)
+    if wrong or not backend.launches:
+        return wrong
+    for prefix in case.kernels:
+        if not any(kernel.startswith(prefix) for kernel in facts["launched"]):
+            return f"no kernel {prefix}* was launched, only {facts['launched']}"
+    return ""
+
+
+def backends(found_gpus: Sequence[str]) -> list[Backend]:
+    """Those of this machine."""
+    from jax_fp4 import _native
+
+    levels = ["portable", "avx512", "amx"]
+    levels = levels[: levels.index(_native.best_cpu_level()) + 1]
+    result = [Backend(f"cpu {level}", _CPU, level=level) for level in levels]
+    chips = sorted({image.removeprefix("PTX sm_") for _, image in _native.kernel_images()})
+    if "100f" in chips:
+        simulated = {"JAX_PLATFORMS": "cpu", "JAX_FP4_DRIVER": "sim"}
+        devices = simulated | {"JAX_FP4_SIM_DEVICES": "100a"}
+        result.append(Backend("ptx machine 100a", devices, launches=True, same_sums=True))
+    if found_gpus:
+        gpu = {"JAX_PLATFORMS": "cuda,cpu", "JAX_FP4_DRIVER": ""}
+        result.append(Backend("gpu", gpu, launches=True))
+    return result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the command's arguments."""
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="backends whose names begin so: cpu, ptx, gpu (default: all that are here)",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print failures and sums only")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; 1 for a failure, 2 for a backend that is not here."""
+    if arguments.child:
+        level, path = arguments.child
+        return _child("" if level == "best" else level, Path(path))
+    from jax_fp4.cli import doctor
+
+    chosen = backends(doctor.gpu_names())
+    if arguments.only:
+        wanted = tuple(arguments.only)
+        missing = [w for w in wanted if not any(b.name.startswith(w) for b in chosen)]
+        if missing:
+            here = ", ".join(b.name for b in chosen)
+            print(
+                f"jax_fp4 verify: --only {missing[0]}: not here; there are {here}", file=sys.stderr
+            )
+            return 2
+        chosen = [b for b in chosen if b.name.startswith(wanted)]
+    failed = passed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        reference = _run(_REFERENCE, Path(folder))
+        if isinstance(reference, str):
+            print(f"FAILED reference: {reference}")
+            return 1
+        for backend in chosen:
+            result = _run(backend, Path(folder))
+            if isinstance(result, str):
+                print(f"FAILED {backend.name}: {result}")
+                failed += 1
+                continue
+            for case in cases():
+                wrong = judge(case, backend, result, reference)
+                failed, passed = failed + bool(wrong), passed + (not wrong)
+                if wrong:
+                    print(f"FAILED {backend.name}: {case.name}: {wrong}")
+                elif not arguments.quiet:
+                    kernels = ", ".join(result.facts[case.name]["launched"])
+                    print(f"ok     {backend.name}: {case.name}{kernels and ' by ' + kernels}")
+            for report in result.reports:
+                print(f"FAILED {backend.name}: {report}")
+                failed += 1
+    if not any(b.name == "gpu" for b in chosen):
+        print("no GPU was used: nothing here says what hardware does")
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0

@@ -11,7 +11,7 @@ import numpy as np
 from jax_fp4 import sim
 from mutation.judge import Case
 from oracles import mma, pack
-from support import nvfp4_tile
+from support import gemm_sm100, nvfp4_tile
 
 
 def tile(group: int) -> Case:
@@ -59,6 +59,32 @@ def triton_fp4(chip: str, tiled: bool) -> Case:
         return report.instructions
 
     return Case(f"triton NVFP4 sm_{chip} {'tiled' if tiled else 'linear'}", chip, kernel.ptx, run)
+
+
+def product(kind: str, group: int, tile_n: int, **more: Any) -> Case:
+    """A shipped product kernel, twice: the second launch adds to what the first one has written.
+
+    Several tiles for each CTA, so that every buffer is used again, and edges on all sides.
+    """
+    variant = gemm_sm100.Variant(kind, group, tile_n)
+    m, n, k = 3 * variant.tile_m - 40, 2 * tile_n + 16, 2 * variant.stage_k + 64
+
+    def run(machine: sim.Machine, module: sim.Module, budget: int) -> int:
+        first = gemm_sm100.Run(gemm_sm100.random_problem(variant, m, n, k, **more), machine, module)
+        second = gemm_sm100.Run(
+            gemm_sm100.random_problem(variant, m, n, k, seed=1, c="f32", **more), machine, module
+        )
+        second.reads(first)
+        reports = machine.run(first.prepare() + second.prepare(), budget)
+        got = first.result()
+        np.testing.assert_array_equal(got, gemm_sm100.expected(first.problem))
+        second.problem.c = got
+        np.testing.assert_array_equal(second.result(), gemm_sm100.expected(second.problem))
+        return sum(report.instructions for report in reports)
+
+    name = f"{variant.name}{', split' if more.get('splits', 1) > 1 else ''}"
+    text = gemm_sm100.ptx(variant)
+    return Case(name, "100a", text, run, sim.Checks(strict=True))
 
 
 SURVIVORS = {

@@ -343,6 +343,10 @@ class Run:
         """Runs it; the report is that of the product."""
         return self.machine.run(self.prepare(seed), max_instructions)[0]
 
+    def reads(self, other: "Run") -> None:
+        """C is the D that another run writes."""
+        self._c = other._out
+
     def result(self) -> np.ndarray:
         """D; raises AssertionError where something around it was written."""
         around = np.concatenate([self._d[:GUARD], self._d[-GUARD:]])

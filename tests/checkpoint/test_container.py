@@ -29,9 +29,7 @@ def test_files_are_those_of_the_safetensors_package(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.safetensors"
     safetensors.numpy.save_file(ARRAYS, theirs, metadata={"format": "np"})
     ours = tmp_path / "ours.safetensors"
-    checkpoint.save(
-        ours, ARRAYS, convention="modelopt", metadata={"format": "np"}, checksums=False
-    )
+    checkpoint.save(ours, ARRAYS, convention="modelopt", metadata={"format": "np"}, checksums=False)
     assert ours.read_bytes() == theirs.read_bytes()
 
 

@@ -127,7 +127,7 @@ def planned(
         ConventionError: the convention has no such format, or no such length.
     """
     if length % format.block or (format is not NVFP4 and format.scale != "ue8m0"):
-        expected = f"a multiple of {format.block} long along the quantized axis, as files want it"
+        expected = f"a multiple of {format.block} elements long along the quantized axis"
         if format.scale == "unit":
             raise ConventionError(name, "in a format with block scales", format.name)
         raise ConventionError(name, expected, f"{length}")

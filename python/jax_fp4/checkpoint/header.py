@@ -14,6 +14,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -71,8 +73,11 @@ _OF_NUMPY = {dtype.numpy: name for name, dtype in DTYPES.items() if dtype.numpy 
 
 HEADER_LIMIT = 100_000_000
 """Bytes of a header at most, as in the safetensors package."""
+ATTRIBUTES = "jax_fp4"
+"""Key of the metadata: JSON, {tensor: {"axis": -2, "dtype": "float32"}} where not -1, bfloat16."""
 CHECKSUMS = "jax_fp4.crc32"
-"""Key of the metadata: CRC-32 of every tensor, in the order of the header; in our files only."""
+"""Key of the metadata, in our files only: CRC-32 of every tensor in the order of the header, and of
+the header itself, taken with zeros for the checksums."""
 
 _DAMAGED = "the file is damaged or incomplete: fetch it again"
 _FOREIGN = "this is no safetensors file, or a damaged one"
@@ -132,8 +137,8 @@ class Header:
         text = (self.metadata or {}).get(CHECKSUMS)
         if text is None:
             return None
-        words = text.split(" ") if text else []
-        return {name: int(word, 16) for name, word in zip(self.entries, words, strict=True)}
+        words = text.split(" ")
+        return {name: int(word, 16) for name, word in zip(self.entries, words[:-1], strict=True)}
 
 
 def numpy_dtype(dtype: np.dtype) -> str | None:
@@ -213,15 +218,22 @@ def _check_cover(path: Path, entries: Iterable[Entry], available: int) -> None:
         fail(path, None, f"{position} bytes long after its header", f"{available} bytes")
 
 
-def _check_metadata(path: Path, metadata: Any, tensors: int) -> None:
+def _check_metadata(path: Path, metadata: Any, tensors: int, raw: bytes) -> None:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         fail(path, "__metadata__", "an object of strings", repr(metadata)[:120])
-    text = metadata.get(CHECKSUMS)
-    if text is not None:
-        words = text.split(" ") if text else []
-        digits = set("0123456789abcdef")
-        if len(words) != tensors or not all(len(w) == 8 and set(w) <= digits for w in words):
-            fail(path, f"__metadata__ {CHECKSUMS}", f"{tensors} checksums", text[:60])
+    checksums = re.compile(f"(?a:[0-9a-f]{{8}} ){{{tensors}}}[0-9a-f]{{8}}")
+    for key, text in metadata.items():
+        what = f"__metadata__ {key}"
+        if key == CHECKSUMS:
+            if not checksums.fullmatch(text):
+                fail(path, what, f"{tensors + 1} checksums", text[:60])
+            zeros = no_checksums(tensors).encode()
+            found = f"{zlib.crc32(raw.replace(text.encode(), zeros, 1)):08x}"
+            if found != text[-8:]:
+                fail(path, "the header", f"bytes with CRC-32 {text[-8:]}", found)
+        elif key != ATTRIBUTES and (key.startswith("jax_fp4") or checksums.fullmatch(text)):
+            # A damaged key must not turn the checks off.
+            fail(path, what, f"{ATTRIBUTES} or {CHECKSUMS}, the entries of jax_fp4", repr(key)[:60])
 
 
 def read_header(file: BinaryIO, path: Path, size: int) -> Header:
@@ -250,7 +262,7 @@ def read_header(file: BinaryIO, path: Path, size: int) -> Header:
     entries = {name: _entry(path, name, value, available) for name, value in fields.items()}
     _check_cover(path, entries.values(), available)
     if described:
-        _check_metadata(path, metadata, len(entries))
+        _check_metadata(path, metadata, len(entries), raw)
     return Header(entries, metadata, raw)
 
 
@@ -291,15 +303,16 @@ def make_header(
 
 def with_checksums(header: Header, checksums: Mapping[str, int]) -> Header:
     """``header`` with its checksums filled in: as long as before, since they have a fixed width."""
-    old = (header.metadata or {})[CHECKSUMS]
-    new = " ".join(f"{checksums[name]:08x}" for name in header.entries)
-    raw = header.raw.replace(
-        f'"{CHECKSUMS}":"{old}"'.encode(), f'"{CHECKSUMS}":"{new}"'.encode(), 1
-    )
-    assert header.metadata is not None and len(new) == len(old)
+    assert header.metadata is not None
+    old = header.metadata[CHECKSUMS].encode()
+    zeros = no_checksums(len(header.entries)).encode()
+    words = [checksums[name] for name in header.entries]
+    words.append(zlib.crc32(header.raw.replace(old, zeros, 1)))
+    new = " ".join(f"{word:08x}" for word in words)
+    raw = header.raw.replace(old, new.encode(), 1)
     return Header(header.entries, {**header.metadata, CHECKSUMS: new}, raw)
 
 
 def no_checksums(tensors: int) -> str:
-    """What stands for the checksums until they are known."""
-    return " ".join(["00000000"] * tensors)
+    """What stands for the checksums of tensors and header until they are known."""
+    return " ".join(["00000000"] * (tensors + 1))

@@ -22,12 +22,10 @@ from jax_fp4.checkpoint.conventions import (
     check_values,
     find_quantized,
 )
-from jax_fp4.checkpoint.header import Entry, fail, parse_json
+from jax_fp4.checkpoint.header import ATTRIBUTES, Entry, fail, parse_json
 
 INDEX_NAME = "model.safetensors.index.json"
 """The index of a sharded checkpoint: which tensor is in which file."""
-ATTRIBUTES = "jax_fp4"
-"""Key of the metadata: JSON, {tensor: {"axis": -2, "dtype": "float32"}} where not -1, bfloat16."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _INDEX_LIMIT = 1 << 30  # bytes

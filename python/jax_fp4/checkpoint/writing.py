@@ -17,6 +17,7 @@ from jax_fp4.checkpoint.config import CONFIG_NAME, quantization_files
 from jax_fp4.checkpoint.container import FileWriter, sync_folder, write_failed
 from jax_fp4.checkpoint.conventions import CONVENTIONS, ConventionError, Stored, planned
 from jax_fp4.checkpoint.header import (
+    ATTRIBUTES,
     CHECKSUMS,
     Header,
     fail,
@@ -25,7 +26,7 @@ from jax_fp4.checkpoint.header import (
     numpy_dtype,
     tensor_bytes,
 )
-from jax_fp4.checkpoint.reading import ATTRIBUTES, INDEX_NAME, Checkpoint, index_bytes
+from jax_fp4.checkpoint.reading import INDEX_NAME, Checkpoint, index_bytes
 
 Tree = Mapping[str, Any]
 _PIECE = 1 << 22  # bytes of codes that are written at once where rows are padded in memory

@@ -1,0 +1,229 @@
+"""Post-training quantization of the rows of a matrix, a slab of them at a time.
+
+Everything here is a function of a row and of the tensor's amax: the slabs change nothing.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from jax_fp4.block_array import BlockScaledArray
+from jax_fp4.checkpoint.conventions import fill_zero_scales
+from jax_fp4.copies import Copy, amax_for_copies
+from jax_fp4.formats import NVFP4, Format
+from jax_fp4.quantize import dequantize, quantize
+
+_F32_MAX = np.finfo(np.float32).max
+_UE4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+# Candidates of the search, as steps of the UE4M3 byte from the one that maps the block's maximum
+# to 6: four steps down clip it (a factor of about 0.7), five up reach 4 (1.5). Tried in this order,
+# and only a smaller error replaces an earlier one.
+SEARCH_STEPS = (0, -1, 1, -2, 2, -3, 3, -4, 4, 5)
+_CHUNK_BLOCKS = (
+    2048  # a block's 16 f32 times this: 128 KiB, so that the search stays in the L2 cache
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slab:
+    """Some rows of a quantized matrix.
+
+    Attributes:
+        codes: uint8 [rows, stored bytes of a row].
+        scales: uint8 [rows, blocks].
+        global_scale: float32, of the tensor.
+        squared_error: sum of (value - x)**2.
+        squared_norm: sum of x**2.
+        bad_blocks: blocks that hold NaN or Inf.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    global_scale: np.float32
+    squared_error: float
+    squared_norm: float
+    bad_blocks: int
+
+
+def amax(x: np.ndarray) -> np.float32:
+    """The largest finite magnitude of x [rows, length]."""
+    bits, _ = amax_for_copies(jnp.asarray(x)[None, None], [Copy(NVFP4)])
+    assert bits[0] is not None
+    return np.asarray(bits[0]).view(np.float32)[0, 0]
+
+
+@functools.partial(jax.jit, static_argnames=("format", "four_over_six", "scale_rule"))
+def _nearest(
+    x: jax.Array, amax: jax.Array, format: Format, four_over_six: bool, scale_rule: str
+) -> BlockScaledArray:
+    given = amax if format.tensor_scaled else None
+    return quantize(x, format, four_over_six=four_over_six, scale_rule=scale_rule, amax=given)
+
+
+@jax.jit
+def _block_errors(x: jax.Array, q: BlockScaledArray) -> tuple[jax.Array, jax.Array]:
+    """Sums over each block, f32 [rows, blocks]: (value - x)**2 and x**2."""
+    wide = x.astype(jnp.float32)
+    difference = dequantize(q, jnp.float32) - wide
+    shape = (x.shape[0], -1, q.format.block)
+    return (
+        jnp.sum((difference * difference).reshape(shape), axis=-1),
+        jnp.sum((wide * wide).reshape(shape), axis=-1),
+    )
+
+
+def quantize_rows(
+    x: np.ndarray, format: Format, method: str, amax: np.float32, convention: str
+) -> Slab:
+    """Quantizes rows.
+
+    Args:
+        x: float32, bfloat16 or float16 [rows, length], length a multiple of the block.
+        format: the block format.
+        method: "nearest"; "four-over-six" (NVFP4); "mse": for each block the scale with the
+            smallest squared error, among ten for NVFP4 and the two rules "rceil" and "floor" for
+            MX formats.
+        amax: of the tensor; ignored for MX formats.
+        convention: whose scale zero blocks get.
+
+    Returns:
+        The rows as a file stores them.
+    """
+    rows = jnp.asarray(x)
+    four_over_six = method == "four-over-six"
+    q = _nearest(rows, amax, format, four_over_six, "rceil")
+    if method == "mse":
+        q = _search(x, q, amax) if format is NVFP4 else _better_rule(rows, q, amax)
+    errors, norms = _block_errors(rows, q)
+    filled = fill_zero_scales(q, convention)
+    scales = np.asarray(filled.scales)
+    nan_scale = 0x7F if format.scale == "ue4m3" else 0xFF
+    bad = int(np.count_nonzero(scales == nan_scale))
+    return Slab(
+        codes=np.asarray(filled.values)[:, : x.shape[1] * format.bits // 8],
+        scales=scales,
+        global_scale=np.float32(filled.global_scale),
+        squared_error=float(np.sum(np.asarray(errors), dtype=np.float64)),
+        squared_norm=float(np.sum(np.asarray(norms), dtype=np.float64)),
+        bad_blocks=bad,
+    )
+
+
+def _better_rule(x: jax.Array, q: BlockScaledArray, amax: Any) -> BlockScaledArray:
+    """For each block of an MX format the scale rule with the smaller squared error."""
+    other = _nearest(x, amax, q.format, False, "floor")
+    better = np.asarray(_block_errors(x, other)[0]) < np.asarray(_block_errors(x, q)[0])
+    width = q.format.block * q.format.bits // 8
+    blocks = better.shape[1]
+    values = np.array(q.values)
+    view = values[:, : blocks * width].reshape(-1, blocks, width)
+    chosen = np.asarray(other.values)[:, : blocks * width].reshape(-1, blocks, width)
+    values[:, : blocks * width] = np.where(better[..., None], chosen, view).reshape(len(values), -1)
+    scales = np.where(better, np.asarray(other.scales), np.asarray(q.scales))
+    return dataclasses.replace(q, values=jnp.asarray(values), scales=jnp.asarray(scales))
+
+
+# ---- The search for NVFP4 scales -----------------------------------------------------------------
+
+
+def _search(x: np.ndarray, q: BlockScaledArray, amax: np.float32) -> BlockScaledArray:
+    """NVFP4 with the best scale of each block; codes by the same chain as `quantize`'s."""
+    with np.errstate(divide="ignore", over="ignore"):
+        encode = min(np.float32(2688) / amax, _F32_MAX) if amax else np.float32(1)
+        decode = np.float32(1) / np.float32(encode)
+    scales = np.array(q.scales)
+    values = np.array(q.values)
+    rows, blocks = scales.shape
+    step = max(1, _CHUNK_BLOCKS // max(1, blocks))
+
+    def work(first: int) -> None:
+        part = slice(first, first + step)
+        codes, best = _search_blocks(
+            np.asarray(x[part], np.float32).reshape(-1, 16), scales[part].reshape(-1), decode
+        )
+        scales[part] = best.reshape(-1, blocks)
+        values[part, : blocks * 8] = codes.reshape(-1, blocks * 8)
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, range(0, rows, step)))
+    return dataclasses.replace(q, values=jnp.asarray(values), scales=jnp.asarray(scales))
+
+
+def _round_e2m1(y: np.ndarray, spacing: np.ndarray, out: np.ndarray) -> None:
+    """Magnitudes f32 to the nearest E2M1 value, ties to the even code; ``spacing`` is scratch.
+
+    Adding and subtracting 1.5 * 2**23 times the spacing of a binade rounds to it, ties to even.
+    """
+    bits = y.view(np.uint32)
+    np.maximum(bits, np.uint32(0x3F800000), out=spacing.view(np.uint32))  # below 1: as in [1, 2)
+    np.bitwise_and(spacing.view(np.uint32), np.uint32(0x7F800000), out=spacing.view(np.uint32))
+    np.multiply(spacing, np.float32(0.75 * 2**23), out=spacing)
+    np.add(y, spacing, out=out)
+    np.subtract(out, spacing, out=out)
+    np.minimum(out, np.float32(6), out=out)
+
+
+def _search_blocks(
+    x: np.ndarray, base: np.ndarray, decode: np.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    """Packed codes uint8 [blocks, 8] and scale bytes of x f32 [blocks, 16].
+
+    Blocks whose byte is 0 (all of them decode to 0) or NaN keep it.
+    """
+    columns = np.ascontiguousarray(x.T)  # [16, blocks]: sums over a block are in order
+    magnitude = np.abs(columns)
+    fixed = (base == 0) | (base >= 0x7F)
+    magnitude[:, base >= 0x7F] = 0
+    best, least = base.copy(), np.full(base.shape, np.inf, np.float32)
+    y, scratch, value = (np.empty_like(magnitude) for _ in range(3))
+
+    def multipliers(byte: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scale = _UE4M3[byte] * decode
+        with np.errstate(divide="ignore", over="ignore"):
+            return scale, np.minimum(np.float32(1) / scale, _F32_MAX)
+
+    def round_all(byte: np.ndarray) -> np.ndarray:
+        scale, inverse = multipliers(byte)
+        with np.errstate(over="ignore"):
+            np.multiply(magnitude, inverse, out=y)
+        np.minimum(y, np.float32(8), out=y)  # saturates all the same, and stays finite
+        _round_e2m1(y, scratch, value)
+        return scale
+
+    for step in SEARCH_STEPS:
+        byte = np.clip(base.astype(np.int16) + step, 1, 0x7E).astype(np.uint8)
+        byte = np.where(fixed, base, byte)
+        scale = round_all(byte)
+        np.multiply(value, scale, out=y)
+        np.subtract(y, magnitude, out=y)
+        # Relative to the block's scale, so that tiny weights do not underflow when squared.
+        unit = np.maximum(_UE4M3[base] * decode, np.finfo(np.float32).tiny)
+        np.divide(y, np.where(fixed, np.float32(1), unit), out=y)
+        np.multiply(y, y, out=y)
+        error = np.add.reduce(y, axis=0)
+        better = error < least
+        best = np.where(better, byte, best)
+        least = np.where(better, error, least)
+    best = np.where(fixed, base, best)
+    round_all(best)
+    np.multiply(value, np.float32(2), out=value)
+    codes = _CODE_OF_DOUBLE[value.astype(np.uint8)]
+    codes |= np.signbit(columns).astype(np.uint8) << 3
+    codes[:, base >= 0x7F] = 0
+    rows = np.ascontiguousarray(codes.T)
+    return rows[:, 0::2] | rows[:, 1::2] << 4, best
+
+
+# E2M1 code of half of the index, for the values that it has.
+_CODE_OF_DOUBLE = np.zeros(13, np.uint8)
+_CODE_OF_DOUBLE[[0, 1, 2, 3, 4, 6, 8, 12]] = range(8)

@@ -7,6 +7,7 @@ again checks the tensors of the journal by their checksums, and goes on with the
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import json
@@ -34,7 +35,7 @@ from jax_fp4.convert.journal import Journal
 from jax_fp4.convert.rules import Decision, Rules
 from jax_fp4.convert.sources import Source, Tensor
 
-SLAB_BYTES = 16 << 20
+SLAB_BYTES = 4 << 20
 """Input bytes that are worked on at once. With what is made of them, this bounds the memory."""
 # Small files of a model's folder that belong beside its weights: tokenizer, configurations.
 _COMPANIONS = {".json", ".txt", ".model", ".jinja", ".md"}
@@ -301,26 +302,37 @@ class Job:
         if stored.format.tensor_scaled:
             amax = self._shared_amax(name)
         factors = np.ones(count, np.float32)
-        error = norm = 0.0
+        sums = np.zeros(2)
         done = 0
-        for lead, rows in self._slabs(item):
-            slab = quantizing.quantize_rows(
-                rows, stored.format, item.decision.method, amax[lead], self.convention
-            )
-            if slab.bad_blocks:
-                way_out = "correct the checkpoint, or keep this tensor with a rule"
-                got = f"NaN or Inf in {slab.bad_blocks} blocks"
-                fail(self.source.path, name, "finite", got, way_out)
+
+        def put_away(rows: np.ndarray, slab: quantizing.Slab) -> None:
             writer.write(stored.codes, slab.codes)
             writer.write(stored.scales, slab.scales)
-            factors[lead] = slab.global_scale
-            error, norm = error + slab.squared_error, norm + slab.squared_norm
-            done += rows.nbytes
-            progress(done)
+            sums[:] += quantizing.squares(rows, slab)
+
+        # One slab is written and measured while the next one is read and quantized.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            last = None
+            for lead, rows in self._slabs(item):
+                slab = quantizing.quantize_rows(
+                    rows, stored.format, item.decision.method, amax[lead], self.convention
+                )
+                if slab.bad_blocks:
+                    way_out = "correct the checkpoint, or keep this tensor with a rule"
+                    got = f"NaN or Inf in {slab.bad_blocks} blocks"
+                    fail(self.source.path, name, "finite", got, way_out)
+                factors[lead] = slab.global_scale
+                if last is not None:
+                    last.result()
+                last = pool.submit(put_away, rows, slab)
+                done += rows.nbytes
+                progress(done)
+            if last is not None:
+                last.result()
         if stored.global_scale is not None:
             factor = stored.stored_global(factors.reshape(stored.lead))
             writer.write(stored.global_scale, factor)
-        return error, norm
+        return float(sums[0]), float(sums[1])
 
     # ---- The end ---------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from jax_fp4.block_array import BlockScaledArray
 from jax_fp4.checkpoint.conventions import fill_zero_scales
-from jax_fp4.copies import Copy, amax_for_copies
 from jax_fp4.formats import NVFP4, Format
 from jax_fp4.quantize import dequantize, quantize
 
@@ -38,27 +37,30 @@ class Slab:
     """Some rows of a quantized matrix.
 
     Attributes:
+        format: the block format.
         codes: uint8 [rows, stored bytes of a row].
         scales: uint8 [rows, blocks].
         global_scale: float32, of the tensor.
-        squared_error: sum of (value - x)**2.
-        squared_norm: sum of x**2.
         bad_blocks: blocks that hold NaN or Inf.
     """
 
+    format: Format
     codes: np.ndarray
     scales: np.ndarray
     global_scale: np.float32
-    squared_error: float
-    squared_norm: float
     bad_blocks: int
 
 
 def amax(x: np.ndarray) -> np.float32:
-    """The largest finite magnitude of x [rows, length]."""
-    bits, _ = amax_for_copies(jnp.asarray(x)[None, None], [Copy(NVFP4)])
-    assert bits[0] is not None
-    return np.asarray(bits[0]).view(np.float32)[0, 0]
+    """The largest finite magnitude of a contiguous x, float32, bfloat16 or float16."""
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    # Magnitudes compare like their bits.
+    infinite = np.array(np.inf, x.dtype).view(unsigned)
+    bits = x.view(unsigned) & unsigned.type(np.iinfo(unsigned).max >> 1)
+    largest = bits.max(initial=0)
+    if largest >= infinite:
+        largest = np.where(bits < infinite, bits, 0).astype(unsigned).max(initial=0)
+    return np.float32(np.array(largest, unsigned).view(x.dtype).astype(np.float32))
 
 
 @functools.partial(jax.jit, static_argnames=("format", "four_over_six", "scale_rule"))
@@ -70,15 +72,65 @@ def _nearest(
 
 
 @jax.jit
-def _block_errors(x: jax.Array, q: BlockScaledArray) -> tuple[jax.Array, jax.Array]:
-    """Sums over each block, f32 [rows, blocks]: (value - x)**2 and x**2."""
-    wide = x.astype(jnp.float32)
-    difference = dequantize(q, jnp.float32) - wide
-    shape = (x.shape[0], -1, q.format.block)
-    return (
-        jnp.sum((difference * difference).reshape(shape), axis=-1),
-        jnp.sum((wide * wide).reshape(shape), axis=-1),
-    )
+def _block_errors(x: jax.Array, q: BlockScaledArray) -> jax.Array:
+    """Sums of (value - x)**2 over each block, f32 [rows, blocks]."""
+    difference = dequantize(q, jnp.float32) - x.astype(jnp.float32)
+    return jnp.sum((difference * difference).reshape(x.shape[0], -1, q.format.block), axis=-1)
+
+
+# Values of one stored byte: two E2M1 codes, or an FP8 code. Six-bit codes lie across bytes.
+_BYTES = np.arange(256, dtype=np.uint8)
+_E2M1 = _BYTES[:16].view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+_VALUES = {
+    "e2m1": np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=-1).view(np.uint64)[:, 0],
+    "e4m3": _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
+    "e5m2": _BYTES.view(ml_dtypes.float8_e5m2).astype(np.float32),
+}
+_UE8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
+
+
+def squares(x: np.ndarray, slab: Slab) -> tuple[float, float]:
+    """Sums of (value - x)**2 and of x**2, for the report: in f32, but for the last sum.
+
+    Args:
+        x: the rows.
+        slab: what `quantize_rows` made of them.
+
+    Returns:
+        (squared error, squared norm).
+    """
+    sums = np.zeros(2)
+    step = max(1, _CHUNK_BLOCKS * 16 // x.shape[1])
+    for first in range(0, len(x), step):
+        part = slice(first, first + step)
+        sums += _squares(
+            x[part], slab.format, slab.codes[part], slab.scales[part], slab.global_scale
+        )
+    return float(sums[0]), float(sums[1])
+
+
+def _squares(
+    x: np.ndarray, format: Format, codes: np.ndarray, scales: np.ndarray, factor: np.float32
+) -> tuple[float, float]:
+    if x.dtype == ml_dtypes.bfloat16:
+        bits = x.view(np.uint16).astype(np.uint32)
+        wide = np.left_shift(bits, 16, out=bits).view(np.float32)
+    else:
+        wide = x.astype(np.float32)
+    if format.bits == 6:
+        groups = codes.reshape(len(x), -1, 3).astype(np.uint32)
+        word = groups[..., 0] | groups[..., 1] << 8 | groups[..., 2] << 16
+        six = np.stack([word >> 6 * i & 63 for i in range(4)], axis=-1).astype(np.uint8)
+        kind = ml_dtypes.float6_e2m3fn if format.element == "e2m3" else ml_dtypes.float6_e3m2fn
+        value = six.view(kind).astype(np.float32).reshape(x.shape)
+    else:
+        value = _VALUES[format.element].take(codes).view(np.float32).reshape(x.shape)
+    table = _UE8M0 if format.scale == "ue8m0" else _UE4M3
+    scale = table.take(scales) * factor
+    value *= np.repeat(scale, format.block, axis=1)
+    value -= wide
+    error, norm = value.reshape(-1), wide.reshape(-1)
+    return float(np.dot(error, error)), float(np.dot(norm, norm))
 
 
 def quantize_rows(
@@ -103,17 +155,15 @@ def quantize_rows(
     q = _nearest(rows, amax, format, four_over_six, "rceil")
     if method == "mse":
         q = _search(x, q, amax) if format is NVFP4 else _better_rule(rows, q, amax)
-    errors, norms = _block_errors(rows, q)
     filled = fill_zero_scales(q, convention)
     scales = np.asarray(filled.scales)
     nan_scale = 0x7F if format.scale == "ue4m3" else 0xFF
     bad = int(np.count_nonzero(scales == nan_scale))
     return Slab(
+        format=format,
         codes=np.asarray(filled.values)[:, : x.shape[1] * format.bits // 8],
         scales=scales,
         global_scale=np.float32(filled.global_scale),
-        squared_error=float(np.sum(np.asarray(errors), dtype=np.float64)),
-        squared_norm=float(np.sum(np.asarray(norms), dtype=np.float64)),
         bad_blocks=bad,
     )
 
@@ -121,7 +171,7 @@ def quantize_rows(
 def _better_rule(x: jax.Array, q: BlockScaledArray, amax: Any) -> BlockScaledArray:
     """For each block of an MX format the scale rule with the smaller squared error."""
     other = _nearest(x, amax, q.format, False, "floor")
-    better = np.asarray(_block_errors(x, other)[0]) < np.asarray(_block_errors(x, q)[0])
+    better = np.asarray(_block_errors(x, other)) < np.asarray(_block_errors(x, q))
     width = q.format.block * q.format.bits // 8
     blocks = better.shape[1]
     values = np.array(q.values)
@@ -186,36 +236,32 @@ def _search_blocks(
     magnitude[:, base >= 0x7F] = 0
     best, least = base.copy(), np.full(base.shape, np.inf, np.float32)
     y, scratch, value = (np.empty_like(magnitude) for _ in range(3))
-
-    def multipliers(byte: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        scale = _UE4M3[byte] * decode
-        with np.errstate(divide="ignore", over="ignore"):
-            return scale, np.minimum(np.float32(1) / scale, _F32_MAX)
-
-    def round_all(byte: np.ndarray) -> np.ndarray:
-        scale, inverse = multipliers(byte)
-        with np.errstate(over="ignore"):
-            np.multiply(magnitude, inverse, out=y)
-        np.minimum(y, np.float32(8), out=y)  # saturates all the same, and stays finite
-        _round_e2m1(y, scratch, value)
-        return scale
-
+    # The search is in units of the block's first scale: nothing underflows when it is squared.
+    unit = np.where(fixed, np.float32(1), _UE4M3[base])
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.where(
+            fixed, np.float32(0), np.minimum(np.float32(1) / (unit * decode), _F32_MAX)
+        )
+        relative = magnitude * inverse
     for step in SEARCH_STEPS:
         byte = np.clip(base.astype(np.int16) + step, 1, 0x7E).astype(np.uint8)
-        byte = np.where(fixed, base, byte)
-        scale = round_all(byte)
-        np.multiply(value, scale, out=y)
-        np.subtract(y, magnitude, out=y)
-        # Relative to the block's scale, so that tiny weights do not underflow when squared.
-        unit = np.maximum(_UE4M3[base] * decode, np.finfo(np.float32).tiny)
-        np.divide(y, np.where(fixed, np.float32(1), unit), out=y)
-        np.multiply(y, y, out=y)
-        error = np.add.reduce(y, axis=0)
+        ratio = _UE4M3[byte] / unit
+        np.multiply(relative, np.float32(1) / ratio, out=y)
+        _round_e2m1(y, scratch, value)
+        np.multiply(value, ratio, out=value)
+        np.subtract(value, relative, out=value)
+        np.multiply(value, value, out=value)
+        error = np.add.reduce(value, axis=0)
         better = error < least
         best = np.where(better, byte, best)
         least = np.where(better, error, least)
     best = np.where(fixed, base, best)
-    round_all(best)
+    # The codes, by the chain of docs/numerics.md.
+    with np.errstate(divide="ignore", over="ignore"):
+        multiplier = np.minimum(np.float32(1) / (_UE4M3[best] * decode), _F32_MAX)
+        np.multiply(magnitude, multiplier, out=y)
+    np.minimum(y, np.float32(8), out=y)  # saturates all the same, and stays finite
+    _round_e2m1(y, scratch, value)
     np.multiply(value, np.float32(2), out=value)
     codes = _CODE_OF_DOUBLE[value.astype(np.uint8)]
     codes |= np.signbit(columns).astype(np.uint8) << 3

@@ -134,12 +134,12 @@ def _picture(found: dict[str, Any]) -> bytes:
         errors.plot(x, y, ".", color=_COLORS.get(format), label=format, markersize=5)
     errors.set_xlabel("tensor, in the order of the checkpoint")
     errors.set_ylabel("relative error (%)")
-    errors.set_ylim(bottom=0)
+    errors.set_ylim(0, 1.25 * max((100 * t["relative_error"] for t in quantized), default=1) or 1)
     errors.set_title(
         f"{found['bytes_in'] / 1e6:.1f} MB to {found['bytes_out'] / 1e6:.1f} MB", fontsize=11
     )
     if quantized:
-        errors.legend(frameon=False)
+        errors.legend(frameon=False, loc="upper right", ncols=4)
         worst = max(quantized, key=lambda t: t["relative_error"])
         if math.isfinite(worst["relative_error"]):
             errors.annotate(
@@ -160,11 +160,13 @@ def _picture(found: dict[str, Any]) -> bytes:
             left += width
         sizes.text(left, row, f" {label}", va="center", fontsize=9)
     sizes.set_yticks([])
+    sizes.invert_yaxis()
     sizes.margins(x=0.12)
     sizes.set_xlabel("MB")
-    sizes.legend(frameon=False, fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1, 1))
+    sizes.legend(frameon=False, fontsize=8, ncols=4, loc="lower right", bbox_to_anchor=(1, 0.95))
     for axis in (errors, sizes):
         axis.grid(alpha=0.25)
+        axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=130)

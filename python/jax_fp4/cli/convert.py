@@ -107,6 +107,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     print(report.table(numbers))
     for path in report.write(arguments.out, numbers):
         print(f"wrote {path}")
+    job.close()
 
 
 class _Bar:

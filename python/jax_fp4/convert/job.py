@@ -353,6 +353,9 @@ class Job:
         if len(self._shards) > 1:
             index = make_index({file: header for file, _, header in self._shards})
             write_atomically(self.out / INDEX_NAME, index)
+
+    def close(self) -> None:
+        """Removes what an interrupted run would need: everything is written, also the report."""
         self._journal.remove()
 
     def _copy_companion(self, path: Path) -> None:

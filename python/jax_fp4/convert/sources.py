@@ -12,11 +12,11 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from jax_fp4.checkpoint import Checkpoint
+from jax_fp4.checkpoint import Checkpoint, CheckpointError
 from jax_fp4.checkpoint.header import DTYPES, fail, numpy_dtype
 
 _OTHER_WAY = "convert safetensors, .npz or an orbax folder"
@@ -148,7 +148,9 @@ class _Whole(Source):
         if self._last is None or self._last[0] != name:
             self._last = None
             tensor = self.tensors[name]
-            array = np.ascontiguousarray(self._read(name))
+            array = self._read(name)
+            if not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array)
             if (array.dtype.name, array.shape) != (tensor.dtype, tensor.shape):
                 expected = f"{tensor.dtype}{list(tensor.shape)}"
                 fail(self.path, name, expected, f"{array.dtype.name}{list(array.shape)}")
@@ -172,16 +174,22 @@ class _Npz(_Whole):
         self.path = path
         self.tensors = {}
         try:
-            self._file = np.load(path, allow_pickle=False)
+            self._handle = open(path, "rb")
+        except OSError as error:
+            fail(path, None, "a file that can be read", str(error.strerror), "check the path")
+        try:
+            self._file = np.load(self._handle, allow_pickle=False)
             if not isinstance(self._file, np.lib.npyio.NpzFile):
                 fail(path, None, "an .npz file", "an .npy file", _OTHER_WAY)
             for name in self._file.files:
                 self.tensors[name] = self._described(name)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except BaseException as error:
+            self._handle.close()
             self._failed(None, error)
 
-    def _failed(self, name: str | None, error: Exception) -> None:
-        if type(error).__name__ == "CheckpointError":
+    def _failed(self, name: str | None, error: BaseException) -> NoReturn:
+        damaged = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+        if isinstance(error, CheckpointError) or not isinstance(error, damaged):
             raise error
         fail(self.path, name, "readable as .npz", f"{type(error).__name__}: {error}"[:160])
 
@@ -204,15 +212,15 @@ class _Npz(_Whole):
     def _read(self, name: str) -> np.ndarray:
         try:
             return self._file[name]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except Exception as error:
             self._failed(name, error)
-            raise
 
     def files(self) -> list[Path]:
         return [self.path]
 
     def close(self) -> None:
         self._file.close()
+        self._handle.close()
 
 
 class _Orbax(_Whole):

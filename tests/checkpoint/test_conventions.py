@@ -25,6 +25,7 @@ CASES = [
     ("compressed-tensors", "MXFP8_E4M3"),
     ("compressed-tensors", "MXFP8_E5M2"),
     ("compressed-tensors", "MXFP6_E2M3"),
+    ("modelopt", "MXFP6_E2M3"),
     ("modelopt", "MXFP6_E3M2"),
     ("gpt-oss", "MXFP4"),
 ]

@@ -173,7 +173,7 @@ MISMATCHED = {
     "modelopt: no tensor scale": (without(MODELOPT, S + "_2"), f"{S}_2. must be stored beside"),
     "gpt-oss: no scales": (without(GPT_OSS, "m.experts_scales"), "experts_scales. must be stored"),
     "fp6: no scales": (without(MXFP6, S), "m.weight. must be FP6 with U8 scales"),
-    "codes of int4": (changed(NVFP4, P, "I32", (4, 8), bytes(128)), f"{P}. must be 4-bit floats"),
+    "codes of int4": (changed(NVFP4, P, "I32", (4, 8), bytes(128)), f"{P}. must be floats"),
     "both forms": ({**NVFP4, "m.weight": ("BF16", (1,), b"ab")}, f"{P}. must be alone"),
     "fewer scales": (changed(NVFP4, S, "F8_E4M3", (4, 3), bytes(12)), f"{S}. must be of shape"),
     "scales transposed": (

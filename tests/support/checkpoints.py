@@ -65,12 +65,12 @@ def stored_parts(
         parts[name + "_blocks"] = ("U8", (rows, blocks, 16), codes)
         parts[name + "_scales"] = ("U8", (rows, blocks), q.scales.tobytes())
         return parts, q.values()
-    if format in CODE_DTYPE:
+    if format in CODE_DTYPE and (convention, format) != ("compressed-tensors", "MXFP6_E2M3"):
         parts[name] = (CODE_DTYPE[format], (rows, k), codes)
     elif convention == "modelopt":
         parts[name] = ("U8", (rows, k // 2), codes)
     else:
-        parts[name + "_packed"] = ("U8", (rows, k // 2), codes)
+        parts[name + "_packed"] = ("U8", (rows, k * bits // 8), codes)
     parts[name + "_scale"] = (scale_dtype, (rows, blocks), q.scales.tobytes())
     values = q.values()
     if format == "NVFP4":

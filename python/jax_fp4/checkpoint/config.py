@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax_fp4.checkpoint.conventions import Stored
-from jax_fp4.formats import MXFP4, MXFP8_E4M3, NVFP4, Format
+from jax_fp4.formats import MXFP4, MXFP6_E2M3, MXFP8_E4M3, NVFP4, Format
 
 CONFIG_NAME = "config.json"
 MODELOPT_CONFIG_NAME = "hf_quant_config.json"
@@ -15,6 +15,7 @@ _MODELOPT_ALGORITHM = {NVFP4: "NVFP4", MXFP4: "MXFP4", MXFP8_E4M3: "MXFP8"}
 _COMPRESSED_FORMAT = {
     NVFP4: "nvfp4-pack-quantized",
     MXFP4: "mxfp4-pack-quantized",
+    MXFP6_E2M3: "mxfp6-pack-quantized",
     MXFP8_E4M3: "mxfp8-quantized",
 }
 
@@ -36,7 +37,7 @@ def quantization_files(
 
     Returns:
         Contents by file name. ``config`` gets an entry ``quantization_config``; ModelOpt has a file
-        of its own beside it. MXFP6 and MXFP8_E5M2, which these programs do not have, are left out.
+        of its own beside it. Formats that a program does not have are left out.
     """
     if not quantized:
         return {CONFIG_NAME: config}

@@ -8,9 +8,10 @@ For a tensor X [..., N, K] (for example ``model.layers.0.mlp.up_proj.weight``), 
 | modelopt, MXFP4 | X U8 [..., N, K/2] | X_scale U8 [..., N, K/32] | - |
 | compressed-tensors, NVFP4 | X_packed, as above | as above | X_global_scale F32, a divisor |
 | compressed-tensors, MXFP4 | X_packed, as above | as above | - |
+| compressed-tensors, MXFP6 E2M3 | X_packed U8 [..., N, 3K/4] | as above | - |
 | both, MXFP8 | X F8_E4M3 [..., N, K] | X_scale U8 [..., N, K/32] | - |
 | gpt-oss, MXFP4 | X_blocks U8 [..., N, K/32, 16] | X_scales U8 [..., N, K/32] | - |
-| ours, MXFP6, MXFP8_E5M2 | X F6_E2M3, F6_E3M2, F8_E5M2 [..., N, K] | as above | - |
+| ours, other MXFP6, MXFP8_E5M2 | X F6_E2M3, F6_E3M2, F8_E5M2 [..., N, K] | as above | - |
 
 In a tree, codes and block scales are one BlockScaledArray called X. Everything else, also the
 tensor scale, is a plain array under its own name and with its own bytes.
@@ -89,8 +90,9 @@ class Stored:
         """(dtype, shape) of the stored codes and scales."""
         shape = (*self.lead, self.rows)
         blocks = self.length // self.format.block
-        code_dtype = _DTYPE_OF.get(self.format, "U8")
-        columns = (self.length,) if code_dtype != "U8" else (self.length // 2,)
+        code_dtype, columns = "U8", (self.row_bytes,)
+        if self.codes == self.name and self.format.bits > 4:
+            code_dtype, columns = _DTYPE_OF[self.format], (self.length,)
         if self.convention == "gpt-oss":
             columns = (blocks, 16)
         scale_dtype = "F8_E4M3" if self.format.scale == "ue4m3" else "U8"
@@ -134,7 +136,7 @@ def planned(
     if convention == "gpt-oss" and format is not MXFP4:
         raise ConventionError(name, "MXFP4, the only format of gpt-oss", format.name)
     codes, scales, tensor_scale = name, f"{name}_scale", None
-    if format.bits == 4:
+    if format.bits == 4 or (convention == "compressed-tensors" and format is MXFP6_E2M3):
         codes = {"modelopt": name, "compressed-tensors": f"{name}_packed"}.get(
             convention, f"{name}_blocks"
         )
@@ -176,10 +178,12 @@ def _recognized(name: str, entry: Entry, entries: Mapping[str, Entry]) -> Stored
     if name.endswith("_packed"):
         base = name.removesuffix("_packed")
         if entry.dtype != "U8":
-            raise ConventionError(name, "4-bit floats packed as U8", entry.dtype)
+            raise ConventionError(name, "floats packed as U8", entry.dtype)
         if base in entries:
             raise ConventionError(name, f"alone, without {base}", "both")
         scale = _required(f"{base}_scale", name, entries)
+        if scale.dtype == "U8" and entry.nbytes == 24 * scale.nbytes and entry.nbytes:
+            return _six_bit(base, entry, scale)
         return _four_bit(base, "compressed-tensors", entry, scale, (2,))
     if name.endswith("_blocks") and entry.dtype == "U8" and entry.shape[-1:] == (16,):
         base = name.removesuffix("_blocks")
@@ -230,6 +234,18 @@ def _four_bit(
     return Stored(
         base, convention, format, entry.name, scale.name, tensor_scale, tuple(lead), rows, length
     )
+
+
+def _six_bit(base: str, entry: Entry, scale: Entry) -> Stored:
+    """E2M3 codes, four of them in three bytes: 24 bytes for each scale, where E2M1 has 16."""
+    if len(entry.shape) < 2:
+        raise ConventionError(entry.name, "of rank 2 or more", f"shape {list(entry.shape)}")
+    *lead, rows, width = entry.shape
+    length = width * 4 // 3
+    return Stored(
+        base, "compressed-tensors", MXFP6_E2M3, entry.name, scale.name, None,
+        tuple(lead), rows, length,
+    )  # fmt: skip
 
 
 def _check_parts(stored: Stored, entries: Mapping[str, Entry]) -> None:

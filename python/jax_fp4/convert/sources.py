@@ -263,15 +263,24 @@ class _Orbax(_Whole):
 
     def _read(self, name: str) -> np.ndarray:
         orbax, keys = self._orbax, self._keys[name]
-        tensor = self.tensors[name]
-        item: Any = np.empty((0,), tensor.numpy)
-        kind: Any = orbax.RestoreArgs(restore_type=np.ndarray)
-        for key in reversed(keys):
-            item, kind = {key: item}, {key: kind}
+
+        def template(node: Any, at: tuple[Any, ...], leaf: Any) -> Any:
+            """The tree with ``leaf`` at the wanted place and orbax's placeholder elsewhere."""
+            if isinstance(node, dict):
+                return {key: template(value, (*at, key), leaf) for key, value in node.items()}
+            if isinstance(node, list | tuple):
+                return [template(value, (*at, key), leaf) for key, value in enumerate(node)]
+            return leaf if at == keys else orbax.PLACEHOLDER
+
+        item = np.empty((0,), self.tensors[name].numpy)
+        kind = orbax.RestoreArgs(restore_type=np.ndarray)
         try:
             found = self._handler.restore(
                 self.path.absolute(),
-                args=orbax.args.PyTreeRestore(item=item, restore_args=kind, partial_restore=True),
+                args=orbax.args.PyTreeRestore(
+                    item=template(self._tree, (), item),
+                    restore_args=template(self._tree, (), kind),
+                ),
             )
             for key in keys:
                 found = found[key]

@@ -23,12 +23,12 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: help demo test test-device test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean
+.PHONY: help demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-mutation test-matrix test-asan test-fuzz lint format bench clean'
+	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench clean'
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
@@ -51,6 +51,12 @@ test-slow: $(VENV)/.test
 # against programs of others.
 test-foreign: $(VENV)/.foreign
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m foreign --timeout 7200 $(ARGS)
+
+# Checkpoints saved by ModelOpt and compressed-tensors, and ours loaded by them and by transformers, in
+# an environment of its own.
+test-checkpoints:
+	$(MAKE) VENV=.venv-checkpoints .venv-checkpoints/.peers
+	JAX_FP4_REQUIRE_ALL=1 .venv-checkpoints/bin/python -m pytest -m checkpoints --timeout 7200 $(ARGS)
 
 # Mutants of kernels that others have compiled: which of them the PTX machine catches.
 test-mutation: $(VENV)/.test
@@ -116,6 +122,12 @@ $(VENV)/.test: $(VENV)/.installed pyproject.toml
 $(VENV)/.foreign: $(VENV)/.test
 	$(BIN)/python .ci/requirements test foreign > $(VENV)/foreign.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/foreign.txt
+	touch $@
+
+# What `make test-checkpoints` needs.
+$(VENV)/.peers: $(VENV)/.installed
+	$(BIN)/python .ci/requirements checkpoint checkpoint-peers > $(VENV)/peers.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/peers.txt
 	touch $@
 
 # The linters and what the type checker must see, without building the extension.

@@ -3,10 +3,10 @@
 `make test-checkpoints` runs this in an environment of its own, with torch and those packages.
 
 How values compare. ModelOpt decodes fl(code * fl(scale * factor)), compressed-tensors
-fl(code * fl(scale / divisor)), ours is fl(fl(code * scale) * factor). code * scale is exact, so ours
-rounds once, and once more for factor = fl(1 / divisor); theirs round twice. So f32 values are at most
-three, or four, roundings of 2**-24 apart. Their own order, from the parts that we read, must give
-their bits.
+fl(code * fl(scale / divisor)), ours is fl(fl(code * scale) * factor). code * scale is exact, so
+ours rounds once, and once more for factor = fl(1 / divisor); theirs round twice. So f32 values are
+at most three, or four, roundings of 2**-24 apart. Their own order, from the parts that we read, must
+give their bits.
 """
 
 from __future__ import annotations

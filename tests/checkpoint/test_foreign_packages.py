@@ -5,8 +5,8 @@
 How values compare. ModelOpt decodes fl(code * fl(scale * factor)), compressed-tensors
 fl(code * fl(scale / divisor)), ours is fl(fl(code * scale) * factor). code * scale is exact, so
 ours rounds once, and once more for factor = fl(1 / divisor); theirs round twice. So f32 values are
-at most three, or four, roundings of 2**-24 apart. Their own order, from the parts that we read, must
-give their bits.
+at most three, or four, roundings of 2**-24 apart. Their own order, from the parts that we read,
+must give their bits.
 """
 
 from __future__ import annotations

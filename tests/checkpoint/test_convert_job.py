@@ -286,7 +286,7 @@ RULES = {
     "unknown table": ("[rules]\n", r"a file with \[\[rule\]\] and fused, got rules"),
     "no rule": ('fused = [["a"]]\n', r"one \[\[rule\]\] or more"),
     "rule without match": ('[[rule]]\nformat = "nvfp4"\n', "rule 1. must be a table with match"),
-    "unknown key": ('[[rule]]\nmatch = "*"\nfromat = "nvfp4"\n', "of match, .*got fromat"),
+    "unknown key": ('[[rule]]\nmatch = "*"\nkind = "nvfp4"\n', "of match, .*got kind"),
     "unknown format": ('[[rule]]\nmatch = "*"\nformat = "int4"\n', "rule 1, format.*'int4'"),
     "unknown method": ('[[rule]]\nmatch = "*"\nmethod = "best"\n', "rule 1, method.*'best'"),
     "method of another format": (

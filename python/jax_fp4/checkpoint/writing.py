@@ -179,16 +179,23 @@ def _write_file(path: Path, writer: FileWriter, plan: Plan, arrays: Mapping[str,
         elif stored is None:
             writer.write(part, np.asarray(arrays[part]))
         else:
-            q = arrays[name]
-            check_global(path, stored, q, arrays)
-            for wanted, array in ((stored.codes, None), (stored.scales, q.linear_scales())):
-                if wanted not in writer.header.entries:
-                    continue  # in another file
-                if array is None:
-                    write_codes(writer, stored, q)
-                else:
-                    writer.write(wanted, np.asarray(array))
-                done.add(wanted)
+            done |= _write_quantized(path, writer, stored, arrays)
+
+
+def _write_quantized(
+    path: Path, writer: FileWriter, stored: Stored, arrays: Mapping[str, Any]
+) -> set[str]:
+    """Writes codes and scales, as far as they are in this file; their stored names.
+
+    A function of its own, so that the array is gone before the next one is read.
+    """
+    q = arrays[stored.name]
+    check_global(path, stored, q, arrays)
+    if stored.codes in writer.header.entries:
+        write_codes(writer, stored, q)
+    if stored.scales in writer.header.entries:
+        writer.write(stored.scales, np.asarray(q.linear_scales()))
+    return {stored.codes, stored.scales}
 
 
 def check_global(

@@ -36,6 +36,39 @@ nb::list parameters(const sim::LoadedModule& module, const std::string& entry) {
   return result;
 }
 
+// The cycle model's results, or None. Intervals: (track, CTA, warp, line, begin, end, name).
+nb::object timing(const sim::LaunchReport& report) {
+  if (!report.timing) return nb::none();
+  const sim::costs::Timing::Summary& s = *report.timing;
+  nb::dict d;
+  d["cycles"] = s.cycles;
+  d["seconds"] = s.seconds;
+  d["sms"] = s.sms;
+  d["used_sms"] = s.used_sms;
+  d["ctas_per_sm"] = s.ctas_per_sm;
+  d["tensor_busy"] = s.tensor_busy;
+  d["tensor_busy_steady"] = s.tensor_busy_steady;
+  d["issue_busy"] = s.issue_busy;
+  d["l2_read"] = s.l2_read;
+  d["l2_written"] = s.l2_written;
+  d["dram_read"] = s.dram_read;
+  d["dram_written"] = s.dram_written;
+  d["waits"] = s.waits;
+  constexpr const char* kTracks[] = {"warp",        "wait",    "tensor",
+                                     "tensor copy", "copy in", "copy out"};
+  nb::list intervals, ctas;
+  for (const sim::costs::Interval& i : report.timeline) {
+    intervals.append(nb::make_tuple(kTracks[static_cast<int>(i.track)], i.cta, i.warp, i.line,
+                                    i.begin, i.end, std::string(i.name)));
+  }
+  for (const sim::costs::CtaPlace& cta : report.ctas)
+    ctas.append(
+        nb::make_tuple(cta.index[0], cta.index[1], cta.index[2], cta.sm, cta.begin, cta.end));
+  d["intervals"] = intervals;
+  d["ctas"] = ctas;
+  return d;
+}
+
 nb::dict as_dict(const sim::LaunchReport& report) {
   nb::dict d;
   if (report.fault) {
@@ -52,8 +85,13 @@ nb::dict as_dict(const sim::LaunchReport& report) {
   d["by_line"] = report.by_line;
   d["trace"] = report.trace;
   d["warnings"] = report.warnings;
+  d["costs"] = report.costs;
+  d["timing"] = timing(report);
   return d;
 }
+
+// (count, time, timeline, data, SMs, CTAs of an SM): CostOptions.
+using Costs = std::tuple<bool, bool, bool, bool, jax_fp4::u32, jax_fp4::u32>;
 
 // (module, entry, grid, block, cluster, dynamic shared memory, parameters, seed) of a grid.
 using Request = std::tuple<sim::LoadedModule*, std::string, Size, Size, Size, jax_fp4::u32,
@@ -61,7 +99,7 @@ using Request = std::tuple<sim::LoadedModule*, std::string, Size, Size, Size, ja
 
 nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
                 jax_fp4::u64 max_instructions, bool races, bool uninitialized, bool strict,
-                const std::string& mma, bool quick) {
+                const std::string& mma, const Costs& costs, bool quick) {
   std::vector<sim::LaunchRequest> requests;
   for (const auto& [module, entry, grid, block, cluster, shared, parameters, seed] : grids) {
     sim::LaunchSpec spec;
@@ -78,6 +116,8 @@ nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
                : mma == "f32-chain" ? jax_fp4::MmaSum::f32_chain
                                     : jax_fp4::MmaSum::model;
     spec.quick = quick;
+    const auto& [count, time, timeline, data, sms, ctas_per_sm] = costs;
+    spec.costs = {count || time, time, timeline, data, sms, ctas_per_sm};
     requests.push_back({module, entry, std::move(spec)});
   }
   std::vector<sim::LaunchReport> reports;
@@ -147,7 +187,8 @@ NB_MODULE(_sim, m) {
           [](sim::Machine& machine, jax_fp4::u64 address) { machine.global().unmap(address); },
           nb::arg("address"))
       .def("launch", &launch, nb::arg("grids"), nb::arg("max_instructions"), nb::arg("races"),
-           nb::arg("uninitialized"), nb::arg("strict"), nb::arg("mma"), nb::arg("quick") = true);
+           nb::arg("uninitialized"), nb::arg("strict"), nb::arg("mma"),
+           nb::arg("costs") = Costs{false, false, false, true, 0, 0}, nb::arg("quick") = true);
   m.def("tensor_map", &tensor_map, nb::arg("address"), nb::arg("data_type"), nb::arg("dims"),
         nb::arg("strides"), nb::arg("box"), nb::arg("element_strides"), nb::arg("interleave"),
         nb::arg("swizzle"), nb::arg("l2_promotion"), nb::arg("oob_fill"));

@@ -101,6 +101,15 @@ void check_launch(const Program& program, const Machine& machine, const LaunchSp
            " bytes of parameters, got " + std::to_string(spec.parameters.size()));
 }
 
+void check_costs(LaunchSpec& spec, std::size_t grids) {
+  if (!spec.costs.data) spec.checks.races = spec.checks.uninitialized = false;
+  if (!spec.costs.time) return;
+  if (grids > 1) refuse("the cycle model takes one grid at a time");
+  if (!costs::constants_of(static_cast<int>(spec.chip)))
+    refuse("the cycle model has no constants for sm_" + std::to_string(spec.chip) +
+           "; it knows 100, 103, 120 and 121");
+}
+
 LaunchReport make_report(const Launch& launch) {
   LaunchReport report;
   report.seed = launch.spec.seed;
@@ -113,6 +122,14 @@ LaunchReport make_report(const Launch& launch) {
     const Row& row = *launch.program->forms[pc].row;
     report.by_class[std::string(name_of_class(row.op_class))] += launch.counts[pc];
     report.by_line[launch.program->code[pc].line] += launch.counts[pc];
+  }
+  if (launch.costs) {
+    report.costs = launch.costs->counters().table();
+    if (const costs::Timing* timing = launch.costs->timing()) {
+      report.timing = timing->summary();
+      report.timeline = timing->intervals();
+      report.ctas = timing->ctas();
+    }
   }
   for (int space = 0; space < 8; ++space) {
     const std::string name(name_of_space(static_cast<Space>(space)));
@@ -245,6 +262,7 @@ std::vector<LaunchReport> Machine::launch_chain(const std::vector<LaunchRequest>
     launch->spec = request.spec;
     launch->spec.chip = static_cast<u32>(chip_of(sm_).number);
     launch->program = &prepare(*request.module, request.entry, launch->spec);
+    check_costs(launch->spec, requests.size());
     launch->global = &global_;
     launch->constant = &request.module->constants();
     grids.push_back(launch.get());

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/costs/costs.h"
 #include "sim/machine/core.h"
 
 namespace jax_fp4::sim {
@@ -52,6 +53,11 @@ struct LaunchReport {
   std::map<u32, u64> by_line;                            // instructions of warps
   u64 trace = 0;  // hash of the schedule: equal seeds give equal traces
   std::vector<std::string> warnings;
+  // Where costs were asked for: counts by group and name, and of the cycle model the times.
+  std::map<std::string, std::map<std::string, u64>> costs;
+  std::optional<costs::Timing::Summary> timing;
+  std::vector<costs::Interval> timeline;
+  std::vector<costs::CtaPlace> ctas;
 };
 
 // An alternative of a table row that no launch of this process has executed.

@@ -21,6 +21,7 @@ class Machine:
         uninitialized: bool,
         strict: bool,
         mma: str,
+        costs: tuple[bool, bool, bool, bool, int, int] = ...,
         quick: bool = True,
     ) -> list[dict[str, Any]]: ...
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jax_fp4._sim_costs import Costs
+
 
 @dataclass(frozen=True)
 class Checks:
@@ -35,6 +37,7 @@ class Report:
         by_line: instructions of warps by PTX line.
         trace: hash of the schedule; equal seeds give equal traces.
         warnings: what is probably harmless, such as racing writes of one value.
+        costs: where the machine was asked for them.
     """
 
     seed: int
@@ -46,6 +49,7 @@ class Report:
     by_line: dict[int, int] = field(repr=False)
     trace: int
     warnings: list[str]
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ report = kernel.launch("saxpy", grid=8, block=128, args=[x, y, 2.0, 1024])
 
 NumPy arrays stand for device memory: a pointer parameter takes an array, which the kernel reads and
 writes in place. What goes wrong inside a kernel raises `SimulationError`, whose text names the
-kernel, the PTX line, the CTA, warp and lane, and the seed that replays it. docs/simulator.md says
-what is modelled and what is assumed.
+kernel, PTX line, CTA, warp, lane and seed. docs/simulator.md: what is modelled and assumed.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_fp4 import _sim
+from jax_fp4._sim_costs import OFF, CostModel, costs_of
 from jax_fp4._sim_report import Checks, Parameter, Report
 from jax_fp4._sim_tensor_map import native_arguments
 
@@ -81,6 +81,8 @@ class Machine:
         mma: how MMA instructions add: "model" (the tensor core's, as docs/numerics.md assumes it),
             "exact" (one rounding, to nearest even), or "f32-chain" (product after product, every
             partial sum rounded to nearest-even f32).
+        costs: True counts instructions, traffic and bank conflicts in `Report.costs`; a `CostModel`
+            also models times.
     """
 
     def __init__(
@@ -89,11 +91,13 @@ class Machine:
         seed: int = 0,
         checks: Checks | None = None,
         mma: Literal["model", "exact", "f32-chain"] = "model",
+        costs: CostModel | bool = False,
     ) -> None:
         if mma not in _MMA_SUMS:
             raise ValueError(f"mma: expected one of {', '.join(map(repr, _MMA_SUMS))}, got {mma!r}")
         self._native = _sim.Machine(sm)
         self._mma = mma
+        self._costs = CostModel() if costs is True else costs or None
         self._seed = seed
         self._checks = checks or Checks()
         self._buffers: dict[int, tuple[np.ndarray, int]] = {}
@@ -142,19 +146,22 @@ class Machine:
                  x.module._pack(x.entry, x.args, mapped), x.seed)
                 for x in launches
             ]  # fmt: skip
-            raw = self._native.launch(
-                grids,
-                max_instructions,
-                self._checks.races,
-                self._checks.uninitialized,
-                self._checks.strict,
-                self._mma,
-            )
+            # Under the cycle model grids follow each other.
+            timed = self._costs is not None and self._costs.time
+            batches = [[grid] for grid in grids] if timed else [grids]
+            checks, costs = self._checks, self._costs.native() if self._costs else OFF
+            watched = (checks.races, checks.uninitialized, checks.strict)
+            raw = [
+                one
+                for batch in batches
+                for one in self._native.launch(batch, max_instructions, *watched, self._mma, costs)
+            ]
         finally:
             for address in mapped.values():
                 self._native.unmap(address)
         faults = [one.pop("fault") for one in raw]
-        reports = [Report(**one) for one in raw]
+        costs = [costs_of(one.pop("costs"), one.pop("timing")) for one in raw]
+        reports = [Report(**one, costs=c) for one, c in zip(raw, costs, strict=True)]
         for fault, report in zip(faults, reports, strict=True):
             if fault is not None:
                 kind, line, message = fault

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "sim/costs/costs.h"
+
 namespace jax_fp4::sim {
 
 AsyncOperation::AsyncOperation(Warp& issuer, const Code& c, int issuing_lane, Clock clock)
@@ -57,6 +59,7 @@ void AsyncOperation::signal(u64 address, u32 arrivals, u32 bytes) {
 
 void Launch::issue(std::unique_ptr<AsyncOperation> operation) {
   ++operation->warp->cta->cluster->pending;
+  if (costs) costs->operation(*operation);
   pending.push_back(std::move(operation));
 }
 
@@ -70,6 +73,10 @@ void Launch::perform_one() {
                      [&](const auto& p) { return p->piped && p->warp == pipe; }) -
         pending.begin());
   }
+  perform(index);
+}
+
+void Launch::perform(std::size_t index) {
   std::unique_ptr<AsyncOperation> operation = std::move(pending[index]);
   pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(index));
   Cluster& cluster = *operation->warp->cta->cluster;

@@ -22,6 +22,33 @@ namespace jax_fp4::sim {
 // this many and a seeded choice another seed shows them.
 inline constexpr u32 kAsyncSlots = 64;
 
+// What an operation asks of the machine, for its costs (costs/).
+struct AsyncWork {
+  enum class Engine : u8 {
+    signal,
+    launch_control,
+    copy_in,
+    copy_out,
+    tensor_copy,
+    tensor_mma,
+    commit
+  };
+  struct Range {
+    u64 address;
+    u32 bytes;
+  };
+  Engine engine = Engine::signal;
+  u32 ctas = 0;               // whose shared or tensor memory it uses: a bit for each rank
+  u64 shared_bytes = 0;       // of each of them
+  u64 tensor_bytes = 0;       // of each of them, but for accumulators
+  std::vector<Range> global;  // that it reads or writes
+  bool repeated = false;      // another operation reads the same for another CTA (multicast)
+  std::string_view kind;      // of an MMA
+  int element_bits = 0;
+  double flop = 0;           // of each CTA; two for a multiply-add
+  double occupied_flop = 0;  // the same with all 128 rows, which take as long
+};
+
 class AsyncOperation {
  public:
   // Takes a slot, or the pipe of the warp, and what the warp has seen until now.
@@ -35,6 +62,9 @@ class AsyncOperation {
   virtual void perform() = 0;
   // Whether it reads or writes memory of the CTA, which must then not exit.
   virtual bool uses(const Cta& cta) const = 0;
+  virtual AsyncWork work() const { return {}; }
+  // Whether bytes move and sums are made. Without, control flow must not depend on them.
+  bool moves_data() const { return warp->launch->spec.costs.data; }
 
   Actor actor() { return {*warp, *code, lane, this}; }
   Accessor accessor(bool atomic) const;

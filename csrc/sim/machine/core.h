@@ -187,6 +187,7 @@ struct Warp {
   void advance_clock() { ++clocks.seen[agent]; }
 
   [[noreturn]] void fault(const Code& c, int lane, FaultKind kind, const std::string& message);
+  bool ready() const;  // some lanes can go on
   std::string where(const Code& c, int lane) const;
 
  private:
@@ -287,6 +288,20 @@ struct Checks {
   bool strict = false;  // tcgen05.fence pairs, which kernels of others leave out
 };
 
+// What is counted and timed besides (costs/).
+struct CostOptions {
+  bool count = false;
+  bool time = false;      // cycles; the schedule is then that of the modelled times
+  bool timeline = false;  // intervals of warps and engines
+  bool data = true;       // asynchronous engines move bytes and multiply
+  u32 sms = 0;            // 0: the chip's
+  u32 ctas_per_sm = 0;    // 0: as many as shared memory and threads allow
+};
+namespace costs {
+class Costs;
+class Timing;
+}  // namespace costs
+
 struct LaunchSpec {
   Dim3 grid, block, cluster;
   u32 dynamic_shared = 0;
@@ -299,6 +314,7 @@ struct LaunchSpec {
   u32 chip = 100;              // compute capability times ten
   MmaSum mma = MmaSum::model;  // how MMA instructions add
   Checks checks;
+  CostOptions costs;
   bool quick =
       true;  // accesses of whole warps at once (machine/quick.h); tests compare with single ones
 };
@@ -329,10 +345,11 @@ struct Launch {
   GlobalOrder* order = nullptr;
   bool started = false;
   u64 triggered_ctas = 0;
-  bool overlaps = false;  // it, or a grid before it, has let the next one start early
+  bool overlaps = false;                // it, or a grid before it, has let the next one start early
+  std::unique_ptr<costs::Costs> costs;  // null: neither counted nor timed
 
   void start();
-  bool can_step() const { return !runnable.empty() || !pending.empty(); }
+  bool can_step() const;
   void step();  // one turn of a warp, or one asynchronous operation
   bool finished() const { return started && resident.empty(); }
   bool all_triggered() const { return triggered_ctas == spec.grid.count(); }
@@ -360,7 +377,11 @@ struct Launch {
   ~Launch();
 
  private:
+  friend class costs::Timing;
   void perform_one();
+  // One step of a pending operation.
+  void perform(std::size_t index);
+  void check_budget(const Warp& warp);
   Dim3 clusters() const;  // of the grid
   void start_clusters();
   void retire();

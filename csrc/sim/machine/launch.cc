@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstring>
 
+#include "sim/costs/costs.h"
 #include "sim/machine/async.h"
 #include "sim/ptx/lexer.h"
 
@@ -79,7 +80,16 @@ void Launch::warn(u64 key_a, u64 key_b, const std::function<std::string()>& text
 void Launch::enqueue(Warp* warp) {
   if (warp->queued || warp->finished) return;
   warp->queued = true;
-  runnable.push_back(warp);
+  if (costs && costs->timing()) {
+    costs->timing()->wake(*warp);
+  } else {
+    runnable.push_back(warp);
+  }
+}
+
+bool Launch::can_step() const {
+  if (costs && costs->timing()) return costs->timing()->can_step();
+  return !runnable.empty() || !pending.empty();
 }
 
 u64 special_value(const Warp& warp, Special special, int lane) {
@@ -88,8 +98,10 @@ u64 special_value(const Warp& warp, Special special, int lane) {
   const u32 thread = warp.id * kLanes + static_cast<u32>(lane);
   const Dim3 &block = spec.block, &grid = spec.grid, &cluster = spec.cluster;
   const u32 bit = 1u << lane;
-  // One instruction of any warp is one tick.
-  const u64 ticks = warp.launch->instructions + warp.executed;
+  // One instruction of any warp is one tick; with a cycle model, a cycle.
+  const auto* costs = warp.launch->costs.get();
+  const u64 ticks = costs && costs->timing() ? static_cast<u64>(costs->timing()->now())
+                                             : warp.launch->instructions + warp.executed;
   switch (special) {
     case Special::tid_x: return thread % block.x;
     case Special::tid_y: return thread / block.x % block.y;
@@ -232,19 +244,26 @@ void Launch::start_clusters() {
         Fragment all;
         all.mask = warp->live;
         warp->fragments.push_back(all);
-        fill_specials(*warp);
-        enqueue(warp.get());
         cta->warps.push_back(std::move(warp));
       }
       cluster->ctas.push_back(std::move(cta));
+    }
+    if (costs && costs->timing()) costs->timing()->place(*cluster);
+    for (const auto& cta : cluster->ctas) {
+      for (const auto& warp : cta->warps) {
+        fill_specials(*warp);
+        enqueue(warp.get());
+      }
     }
     resident.push_back(std::move(cluster));
   }
 }
 
 void Launch::retire() {
-  std::erase_if(resident, [](const std::unique_ptr<Cluster>& cluster) {
-    return cluster->exited == cluster->threads && cluster->pending == 0;
+  std::erase_if(resident, [this](const std::unique_ptr<Cluster>& cluster) {
+    const bool done = cluster->exited == cluster->threads && cluster->pending == 0;
+    if (done && costs && costs->timing()) costs->timing()->release(*cluster);
+    return done;
   });
   start_clusters();
 }
@@ -290,10 +309,31 @@ void Launch::start() {
   counts.assign(program->code.size(), 0);
   lane_counts.assign(program->code.size(), 0);
   eagerness = kEagerness[random() % std::size(kEagerness)];
+  if (spec.costs.count) costs = std::make_unique<costs::Costs>(*this);
+  if (costs && costs->timing()) {
+    spec.sms = costs->timing()->sms();
+    spec.resident_clusters = costs->timing()->capacity();
+  }
   start_clusters();
 }
 
+void Launch::check_budget(const Warp& warp) {
+  if (instructions <= spec.max_instructions) return;
+  throw Fault(this, FaultKind::timeout, 0,
+              "timeout: more than " + std::to_string(spec.max_instructions) +
+                  " warp instructions in kernel '" + program->entry + "'; warp " +
+                  std::to_string(warp.id) + " was at " +
+                  (warp.fragments.empty()
+                       ? "its end"
+                       : kernel_line(program->code[warp.fragments[warp.current].pc].line)) +
+                  "; seed " + std::to_string(spec.seed));
+}
+
 void Launch::step() {
+  if (costs && costs->timing()) {
+    costs->timing()->step();
+    return;
+  }
   const u64 draw = random();
   if (!pending.empty() && (runnable.empty() || (draw >> 48 & 1023) < eagerness)) {
     perform_one();
@@ -309,20 +349,10 @@ void Launch::step() {
   warp->queued = false;
   instructions += executed;
   trace = (trace ^ (u64{warp->number} << 32 | executed)) * kTracePrime;
-  if (instructions > spec.max_instructions) {
-    throw Fault(
-        this, FaultKind::timeout, 0,
-        "timeout: more than " + std::to_string(spec.max_instructions) +
-            " warp instructions in kernel '" + program->entry + "'; warp " +
-            std::to_string(warp->id) + " was at " +
-            (warp->fragments.empty() ? "its end"
-                                     : kernel_line(program->code[warp->fragment().pc].line)) +
-            "; seed " + std::to_string(spec.seed));
-  }
+  check_budget(*warp);
   if (warp->finished) {
     retire();
-  } else if (std::any_of(warp->fragments.begin(), warp->fragments.end(),
-                         [](const Fragment& f) { return f.state == FragmentState::ready; })) {
+  } else if (warp->ready()) {
     enqueue(warp);
   }
 }

@@ -72,6 +72,10 @@ class Lowerer {
     for (const Function* f : order_) lower_function(*f);
     for (const auto& [code, callee] : call_targets_)
       program_->code[code].target = functions_[callee].begin;
+    // What follows drops from `checks` what need not be checked; timing wants all of it.
+    program_->operand_slots = program_->checks;
+    for (const Code& c : program_->code)
+      program_->operands.push_back({c.checks_begin, c.checks_end, c.marks_begin, c.marks_end});
     program_->order.assign(program_->code.size(), 0);
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const u32 begin = functions_[order_[i]].begin;

@@ -135,6 +135,11 @@ struct Placement {
   bool placed = false;
 };
 
+// Registers and predicates (kPredicate) of an instruction, in Program::operand_slots: for its timing.
+struct OperandSlots {
+  u32 reads_begin = 0, reads_end = 0, writes_begin = 0, writes_end = 0;
+};
+
 struct Program {
   const Module* module = nullptr;
   std::string entry;
@@ -143,6 +148,8 @@ struct Program {
   std::vector<u32> order;   // running order of diverged lanes: lowest first
   std::vector<u32> slots;   // elements of vector operands
   std::vector<u32> checks;
+  std::vector<u32> operand_slots;
+  std::vector<OperandSlots> operands;  // one for each instruction of `code`
   std::vector<std::vector<u32>> branch_lists;
   std::vector<CallSite> calls;
   std::vector<std::string> register_names;  // by block, for messages

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "sim/costs/costs.h"
 #include "sim/machine/core.h"
 #include "sim/ptx/lexer.h"
 
@@ -66,6 +67,7 @@ u64 Warp::run(u64 budget) {
   u64* const counts = launch->counts.data();
   u64* const lane_counts = launch->lane_counts.data();
   const bool uninitialized = launch->spec.checks.uninitialized;
+  costs::Costs* const costs = launch->costs.get();
   executed = 0;
   end_turn = false;
   while (executed < budget && !end_turn) {
@@ -82,6 +84,10 @@ u64 Warp::run(u64 budget) {
       }
       mask &= c.guard_negated ? ~predicates[c.guard] : predicates[c.guard];
     }
+    if (costs && !costs->begin(*this, c, pc, mask)) {
+      f.pc = pc;
+      break;
+    }
     ++executed;
     ++counts[pc];
     if (mask != 0) {
@@ -97,12 +103,18 @@ u64 Warp::run(u64 budget) {
         }
       }
     }
+    if (costs) costs->end(*this, c, pc, mask);
     if (yield) {
       yield = false;
       if (!select()) break;
     }
   }
   return executed;
+}
+
+bool Warp::ready() const {
+  return std::any_of(fragments.begin(), fragments.end(),
+                     [](const Fragment& f) { return f.state == FragmentState::ready; });
 }
 
 bool Warp::precedes(const Fragment& a, const Fragment& b) const {

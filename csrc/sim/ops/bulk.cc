@@ -47,13 +47,23 @@ BulkLoad::BulkLoad(const Actor& actor, u64 destination, u64 barrier, u32 bytes)
       bytes_(bytes) {}
 
 void BulkLoad::perform() {
-  copy();
+  if (moves_data()) copy();
   signal(barrier_, 0, bytes_);
 }
 
 bool BulkLoad::uses(const Cta& cta) const {
   return warp->cta->cluster == cta.cluster &&
          (rank_of(destination_) == cta.rank || rank_of(barrier_) == cta.rank);
+}
+
+AsyncWork BulkLoad::work() const {
+  AsyncWork work;
+  work.engine = AsyncWork::Engine::copy_in;
+  work.ctas = 1u << rank_of(destination_);
+  work.shared_bytes = bytes_;
+  work.global = ranges();
+  work.repeated = repeated;
+  return work;
 }
 
 BulkStore::BulkStore(const Actor& actor, u64 source)
@@ -67,10 +77,10 @@ BulkStore::BulkStore(const Actor& actor, u64 source)
 
 void BulkStore::perform() {
   if (!progress_->read) {
-    read();
+    if (moves_data()) read();
     progress_->read = again = true;
   } else {
-    write();
+    if (moves_data()) write();
     progress_->written = true;
   }
   progress_->clocks = released();
@@ -78,6 +88,15 @@ void BulkStore::perform() {
 }
 
 bool BulkStore::uses(const Cta& cta) const { return warp->cta == &cta && !progress_->read; }
+
+AsyncWork BulkStore::work() const {
+  AsyncWork work;
+  work.engine = AsyncWork::Engine::copy_out;
+  work.ctas = 1u << warp->cta->rank;
+  work.global = ranges();
+  for (const AsyncWork::Range& range : work.global) work.shared_bytes += range.bytes;
+  return work;
+}
 
 namespace {
 

@@ -24,9 +24,14 @@ class BulkLoad : public AsyncOperation {
   BulkLoad(const Actor& actor, u64 destination, u64 barrier, u32 bytes);
   void perform() override;
   bool uses(const Cta& cta) const override;
+  AsyncWork work() const override;
+
+  bool repeated = false;  // a multicast to more CTAs, and not the first of them
 
  protected:
   virtual void copy() = 0;
+  // Of global memory; empty: the source is shared memory.
+  virtual std::vector<AsyncWork::Range> ranges() const = 0;
 
   u64 destination_, barrier_;
   u32 bytes_;  // that the mbarrier counts
@@ -38,10 +43,12 @@ class BulkStore : public AsyncOperation {
   BulkStore(const Actor& actor, u64 source);
   void perform() override;
   bool uses(const Cta& cta) const override;
+  AsyncWork work() const override;
 
  protected:
   virtual void read() = 0;
   virtual void write() = 0;
+  virtual std::vector<AsyncWork::Range> ranges() const = 0;
 
   u64 source_;
 

@@ -49,6 +49,10 @@ class LinearLoad final : public BulkLoad {
   }
 
  private:
+  std::vector<AsyncWork::Range> ranges() const override {
+    if (from_ == Space::shared) return {};
+    return {{source_, bytes_}};
+  }
   void copy() override {
     const bool reduces = code->variant & kReduces;
     const u8* from = access(from_, source_, bytes_, AccessKind::read);
@@ -84,11 +88,13 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
                   "the mbarrier is in CTA " + std::to_string(rank_of(barrier)) +
                       " and the destination in CTA " + std::to_string(rank_of(range.destination)));
     }
-    for (; ctas != 0; ctas &= ctas - 1) {
+    for (bool first = true; ctas != 0; ctas &= ctas - 1, first = false) {
       const u32 rank = static_cast<u32>(std::countr_zero(ctas));
-      w.launch->issue(std::make_unique<LinearLoad>(actor, Space::global, range.source,
-                                                   in_cta(range.destination, rank),
-                                                   in_cta(barrier, rank), range.bytes));
+      auto load = std::make_unique<LinearLoad>(actor, Space::global, range.source,
+                                               in_cta(range.destination, rank),
+                                               in_cta(barrier, rank), range.bytes);
+      load->repeated = !first;
+      w.launch->issue(std::move(load));
     }
   }
 }
@@ -134,6 +140,11 @@ class LinearStore final : public BulkStore {
     }
     for (u32 at = 0; at < range_.bytes; ++at)
       if (byte_mask_ >> at % kUnit & 1) f(at, 1);
+  }
+  std::vector<AsyncWork::Range> ranges() const override {
+    std::vector<AsyncWork::Range> ranges;
+    each_run([&](u32 at, u32 bytes) { ranges.push_back({range_.destination + at, bytes}); });
+    return ranges;
   }
   void read() override {
     data_.resize(range_.bytes);

@@ -26,6 +26,11 @@ class CancelRequest final : public AsyncOperation {
              kResponseBytes);
     }
   }
+  AsyncWork work() const override {
+    AsyncWork work;
+    work.engine = AsyncWork::Engine::launch_control;
+    return work;
+  }
   void perform() override {
     u32 response[4] = {kResponseMark, 0, 0, 0};
     u32 first_cta[3];

@@ -18,6 +18,12 @@ class CommitOperation : public AsyncOperation {
     return &cta != warp->cta && cta.cluster == warp->cta->cluster && (ranks_ >> cta.rank & 1);
   }
 
+  AsyncWork work() const override {
+    AsyncWork work;
+    work.engine = AsyncWork::Engine::commit;
+    return work;
+  }
+
   void perform() override {
     const Cta& own = *warp->cta;
     for (u32 rest = ranks_; rest != 0; rest &= rest - 1) {

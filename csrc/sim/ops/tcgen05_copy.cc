@@ -74,7 +74,19 @@ class CopyOperation : public AsyncOperation {
     return &cta == warp->cta || ((code->variant & kPair) && &cta == &peer_of(*warp->cta));
   }
 
+  AsyncWork work() const override {
+    const Extent extent = extent_of(static_cast<Shape>(code->variant & 0xFF));
+    AsyncWork work;
+    work.engine = AsyncWork::Engine::tensor_copy;
+    work.ctas = code->variant & kPair ? 0b11u << (warp->cta->rank & ~1u) : 1u << warp->cta->rank;
+    work.shared_bytes = u64{extent.rows} * extent.chunks * kChunkBytes;
+    const u32 copies = lanes_of(static_cast<Shape>(code->variant & 0xFF), 0).count;
+    work.tensor_bytes = work.shared_bytes * copies;
+    return work;
+  }
+
   void perform() override {
+    if (!moves_data()) return;
     copy(*warp->cta);
     if (code->variant & kPair) copy(peer_of(*warp->cta));
   }

@@ -13,6 +13,7 @@
 //
 // Everything is read when the operation is performed. The reads of shared memory are of the asynchronous
 // proxy; the operation belongs to the pipe of the warp that issued it.
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -62,7 +63,10 @@ class MmaOperation : public AsyncOperation {
            ((code->variant & kPair) && cta.cluster == own.cluster && cta.rank == (own.rank ^ 1));
   }
 
+  AsyncWork work() const override;
+
   void perform() override {
+    if (!moves_data()) return;
     const MmaInstruction& in = o_.instruction;
     const u32 ctas = (code->variant & kPair) ? 2 : 1;
     const u32 first = ctas == 2 ? warp->cta->rank & ~1u : warp->cta->rank;
@@ -97,6 +101,28 @@ class MmaOperation : public AsyncOperation {
 
   Operands o_;
 };
+
+// Each CTA multiplies its rows of A with all columns of B, and reads its own part of B.
+AsyncWork MmaOperation::work() const {
+  constexpr std::string_view kNames[] = {"f16",      "tf32", "f8f6f4",  "i8",
+                                         "mxf8f6f4", "mxf4", "mxf4nvf4"};
+  constexpr u32 kRowBytes = 32;  // of an operand in shared memory, for any kind
+  const MmaInstruction& in = o_.instruction;
+  const bool pair = code->variant & kPair;
+  const u32 ctas = pair ? 2 : 1, rank = warp->cta->rank;
+  const u32 rows = static_cast<u32>(in.m) / ctas, columns = static_cast<u32>(in.n) / ctas;
+  AsyncWork work;
+  work.engine = AsyncWork::Engine::tensor_mma;
+  work.ctas = pair ? 0b11u << (rank & ~1u) : 1u << rank;
+  work.kind = kNames[code->variant & kKindMask];
+  work.element_bits = std::max(in.a.bits, in.b.bits);
+  // Codes of 4 and 6 bits beside those of 8 are multiplied at the rate of 8.
+  if (work.element_bits < 8 && !work.kind.starts_with("mxf4")) work.element_bits = 8;
+  work.flop = 2.0 * rows * in.n * in.kind.k;
+  work.occupied_flop = 2.0 * std::max(rows, kTensorLanes) * in.n * in.kind.k;
+  work.shared_bytes = u64{kRowBytes} * (columns + (code->variant & kTensorA ? 0 : rows));
+  return work;
+}
 
 // The elements of 16 bytes, `step` apart in `codes`.
 void unpack(const u8* bytes, const ElementPacking& packing, u32* codes, std::size_t step) {

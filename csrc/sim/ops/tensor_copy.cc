@@ -131,6 +131,16 @@ TensorPlace read_place(const Actor& actor, const TensorMap& map) {
   return place;
 }
 
+// The rows of a box that are inside the tensor.
+std::vector<AsyncWork::Range> ranges_of(const TensorBox& box) {
+  std::vector<AsyncWork::Range> ranges(box.rows);
+  for (u32 n = 0; n < box.rows; ++n) {
+    const BoxRow row = box.row(n);
+    ranges[n] = {row.global, row.bytes};
+  }
+  return ranges;
+}
+
 // ---- Loads
 
 class TensorLoad final : public BulkLoad {
@@ -140,10 +150,12 @@ class TensorLoad final : public BulkLoad {
       : BulkLoad(actor, destination, barrier, TensorBox(map, place).copied_bytes()),
         map_(map),
         box_(map_, place) {
-    forget(*warp, Space::shared_cluster, destination, box_.shared_bytes());
+    if (moves_data()) forget(*warp, Space::shared_cluster, destination, box_.shared_bytes());
   }
 
  private:
+  std::vector<AsyncWork::Range> ranges() const override { return ranges_of(box_); }
+
   void copy() override {
     u8* base = access(Space::shared_cluster, destination_, box_.shared_bytes(), AccessKind::write);
     std::vector<u8> packed(box_.row_bytes);
@@ -195,12 +207,14 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
                         (pair ? ": not of one pair" : ": only .cta_group::2 signals another CTA"));
       }
     }
-    for (; ctas != 0; ctas &= ctas - 1) {
+    for (bool first = true; ctas != 0; ctas &= ctas - 1, first = false) {
       const u32 rank = static_cast<u32>(std::countr_zero(ctas));
       // Of the destination's pair the CTA with the parity of the barrier's.
       const u32 signalled = pair ? (rank & ~1u) | (rank_of(barrier) & 1) : rank;
-      w.launch->issue(std::make_unique<TensorLoad>(actor, map, place, in_cta(destination, rank),
-                                                   in_cta(barrier, signalled)));
+      auto load = std::make_unique<TensorLoad>(actor, map, place, in_cta(destination, rank),
+                                               in_cta(barrier, signalled));
+      load->repeated = !first;
+      w.launch->issue(std::move(load));
     }
   }
 }
@@ -211,7 +225,7 @@ class TensorStore final : public BulkStore {
  public:
   TensorStore(const Actor& actor, const TensorMap& map, const TensorPlace& place, u64 source)
       : BulkStore(actor, source), map_(map), box_(map_, place) {
-    if (code->variant & kReduces) return;
+    if ((code->variant & kReduces) || !moves_data()) return;
     for (u32 n = 0; n < box_.rows; ++n) {
       const BoxRow row = box_.row(n);
       if (row.bytes > 0) forget(*warp, Space::global, row.global, row.bytes);
@@ -219,6 +233,8 @@ class TensorStore final : public BulkStore {
   }
 
  private:
+  std::vector<AsyncWork::Range> ranges() const override { return ranges_of(box_); }
+
   void read() override {
     packed_.resize(box_.copied_bytes());
     bool whole = !is_padded(map_.data_type);

@@ -128,10 +128,10 @@ class Costs:
 
     Attributes:
         counts: by group and name. "instructions", "lane_instructions" (by class) and "opcodes" of
-            warps; "global": instructions, bytes that lanes asked for, sectors of 32 bytes and the
-            least that could hold the bytes, of loads, stores and atomics; "shared": wavefronts and
-            those of them that bank conflicts add; "bulk" and "tensor_memory": bytes of asynchronous
-            copies; "mma_instructions" and "mma_flop" by kind (a multiply-add is two).
+            warps; "global": instructions, bytes that lanes asked for and sectors of 32 bytes, of
+            loads, stores and atomics; "shared": likewise, with wavefronts and those of them that
+            bank conflicts add; "bulk" and "tensor_memory": bytes of asynchronous copies;
+            "mma_instructions" and "mma_flop" by kind (a multiply-add is two).
         timing: of the cycle model, where it ran.
     """
 

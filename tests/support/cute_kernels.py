@@ -115,12 +115,13 @@ def launch(
     clusters: int,
     seed: int,
     checks: sim.Checks | None = None,
+    costs: sim.CostModel | bool = False,
 ) -> tuple[np.ndarray, sim.Report]:
     """D of A and B, codes [rows, K] with scale bytes [rows, K / block], and the report."""
     kind = KINDS[name]
     m, n = len(codes[0]), len(codes[1])
     k = codes[0].shape[1]
-    machine = sim.Machine("100a", seed=seed, checks=checks)
+    machine = sim.Machine("100a", seed=seed, checks=checks, costs=costs)
     module = machine.load(ptx)
     d = machine.empty((m, n), np.float32)
     maps = []

@@ -116,6 +116,7 @@ inline constexpr double kLaunchControlLatency = 400;  // try_cancel
 
 // ---- CTAs
 
+inline constexpr u32 kCtasPerSm = 32;  // at most [spec]
 inline constexpr double kCtaLaunchCycles =
     500;  // from a free place to a CTA's first instruction [assume]
 

@@ -38,8 +38,7 @@ void Counters::instruction(u32 pc, u32 mask, const InstructionCost& cost,
       to.least += least;
     };
     const int kind = access.kind == Kind::store ? 1 : access.kind == Kind::atomic ? 2 : 0;
-    if (access.space == Space::global)
-      add(global[kind], access.sectors.size(), (bytes + kSectorBytes - 1) / kSectorBytes);
+    if (access.space == Space::global) add(global[kind], access.sectors.size(), 0);
     if (copies || access.wavefronts.all != 0)
       add(shared[copies ? 1 : kind], access.wavefronts.all, access.wavefronts.least);
   }
@@ -100,7 +99,6 @@ std::map<std::string, std::map<std::string, u64>> Counters::table() const {
       table[name + "_instructions"] = g.instructions;
       table[name + "_bytes"] = g.bytes;
       table[name + "_sectors"] = g.units;
-      table[name + "_least_sectors"] = g.least;
     }
     if (const AccessCounts& s = shared[kind]; s.instructions != 0) {
       auto& table = result["shared"];

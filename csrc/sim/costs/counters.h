@@ -16,7 +16,7 @@ struct AccessCounts {
   u64 instructions = 0;
   u64 bytes = 0;  // that lanes asked for
   u64 units = 0;  // sectors or wavefronts
-  u64 least = 0;  // wavefronts without conflicts; sectors that `bytes` would fill
+  u64 least = 0;  // wavefronts without conflicts
 };
 
 struct Counters {

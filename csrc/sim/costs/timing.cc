@@ -35,7 +35,7 @@ Timing::Timing(Launch& launch)
   // A CTA has all of tensor memory here (assumption S40).
   if (launch.program->tensor_memory) ctas_per_sm_ = 1;
   if (spec.costs.ctas_per_sm != 0) ctas_per_sm_ = least(ctas_per_sm_, spec.costs.ctas_per_sm);
-  ctas_per_sm_ = std::max(ctas_per_sm_, 1u);
+  ctas_per_sm_ = std::max(least(ctas_per_sm_, kCtasPerSm), 1u);
   used_.assign(groups_, 0);
 }
 

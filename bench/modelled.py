@@ -1,0 +1,213 @@
+"""What the PTX machine's cycle model says of our kernels. Every time that is printed is modelled.
+
+    python bench/modelled.py gemm        4096^3, ours beside kernels by other compilers
+    python bench/modelled.py ratios      against published ratios (docs/simulator.md, "Costs")
+    python bench/modelled.py quantize    rows and columns of a bf16 matrix in one pass
+
+No data are moved or multiplied, which takes one to three minutes a product. NVRTC compiles the
+kernels; NVIDIA's own is there if nvidia-cutlass-dsl and torch are installed, Triton's if Triton is.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from jax_fp4 import sim
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import device_kernels, gemm_sm100  # noqa: E402
+from support.cpu_quantize import Options  # noqa: E402
+from support.gemm_sm100 import Operand, Problem, Variant  # noqa: E402
+from support.repository import ROOT  # noqa: E402
+
+MODEL = sim.CostModel(time=True, data=False)
+STAGES = "constexpr u32 kStages = kVariant.stages();"
+PAIR, SINGLE = Variant("nvfp4", 2, 256), Variant("nvfp4", 1, 256)
+
+
+def gemm_ptx(variant: Variant, stages: int | None) -> str:
+    """PTX of gemm_sm100.cu, also of tiles that variants.def does not have."""
+    row = dataclasses.replace(
+        device_kernels.kernel(f"gemm_sm100_{variant.kind}_128x128"),
+        name=variant.name,
+        defines=(
+            f"JAX_FP4_KIND={variant.kind}",
+            f"JAX_FP4_CTAS={variant.group}",
+            f"JAX_FP4_TILE_N={variant.tile_n}",
+        ),
+    )
+    source = (ROOT / "csrc" / "kernels" / row.source).read_text()
+    if stages is not None:
+        assert source.count(STAGES) == 1
+        source = source.replace(STAGES, f"constexpr u32 kStages = {stages};")
+    return device_kernels.compiler().compile_ptx(row, "100f", source)
+
+
+def operand(rows: int, k: int, block: int) -> Operand:
+    """Zeros: nobody looks at them."""
+    codes, scales = np.zeros((1, rows, k), np.uint8), np.zeros((1, rows, k // block), np.uint8)
+    return Operand("e2m1", codes, scales, np.ones(1, np.float32))
+
+
+def gemm(
+    variant: Variant,
+    m: int,
+    n: int,
+    k: int,
+    out: str = "bf16",
+    stages: int | None = None,
+    model: sim.CostModel = MODEL,
+) -> sim.Report:
+    """A product by our kernel."""
+    machine = sim.Machine("100a", costs=model)
+    problem = Problem(variant, operand(m, k, variant.block), operand(n, k, variant.block), out)
+    module = machine.load(gemm_ptx(variant, stages))
+    return gemm_sm100.Run(problem, machine, module).launch()
+
+
+def triton_gemm(m: int, n: int, k: int) -> sim.Report:
+    """tl.dot_scaled with scales in the 128x4 layout, tiles of 128 x 128 x 256, f32 out."""
+    from support import triton_kernels as kernels
+
+    types = ("*u8", "*fp8e4nv", "*u8", "*fp8e4nv", "*fp32", "i32", "i32")
+    kernel = kernels.compiled(kernels.dot_fp4_tiled, 100, types, (128, 128, 256, 16))
+    codes = [np.zeros((rows, k // 2), np.uint8) for rows in (m, n)]
+    scales = [np.zeros((rows, k // 16), np.uint8) for rows in (m, n)]
+    args = [codes[0], scales[0], codes[1], scales[1], np.zeros((m, n), np.float32), n, k]
+    return kernel.launch("100a", (m // 128, n // 128), args, 0, costs=MODEL)
+
+
+def cute_gemm(ctas: int, m: int, n: int, k: int) -> sim.Report:
+    """NVIDIA's persistent example in CuTe-DSL, tiles of 128 ctas x 128, f32 out."""
+    from support import cute_kernels as kernels
+
+    clusters = 148 // ctas
+    ptx = kernels.compiled("nvfp4", ctas, m, n, k, clusters)
+    codes = [np.zeros((rows, k), np.uint8) for rows in (m, n)]
+    scales = [np.zeros((rows, k // 16), np.uint8) for rows in (m, n)]
+    return kernels.launch(ptx, "nvfp4", ctas, codes, scales, clusters, 0, costs=MODEL)[1]
+
+
+def print_gemm(name: str, report: sim.Report, m: int, n: int, k: int, out_bytes: int) -> float:
+    """A row of the table; PFLOP/s, modelled."""
+    assert report.costs is not None
+    t = report.costs.timing
+    assert t is not None
+    rate = 2 * m * n * k / t.seconds / 1e15
+    # Each operand once, with its scales, and D.
+    least = (m + n) * (k // 2 + k // 16) + m * n * out_bytes
+    traffic = (t.dram_read + t.dram_written) / least
+    print(
+        f"{name:34} {t.seconds * 1e6:8.1f} us {rate:6.2f} PFLOP/s  tensor pipe busy "
+        f"{t.tensor_busy_steady:6.1%}  L2 reads {t.l2_read / 2**20:7.0f} MiB  "
+        f"DRAM / minimum {traffic:4.2f}",
+        flush=True,
+    )
+    return rate
+
+
+def run_gemm(size: int) -> None:
+    """Ours and others' at size^3."""
+    shape = (size, size, size)
+    print(f"NVFP4 {size}^3 on a B200 as modelled")
+    print_gemm("ours, pairs, 256x256, bf16", gemm(PAIR, *shape), *shape, 2)
+    print_gemm("ours, pairs, 256x128, bf16", gemm(Variant("nvfp4", 2, 128), *shape), *shape, 2)
+    print_gemm("ours, one CTA, 128x128, bf16", gemm(Variant("nvfp4", 1, 128), *shape), *shape, 2)
+    print_gemm("ours, pairs, 256x256, f32", gemm(PAIR, *shape, "f32"), *shape, 4)
+    for ctas in (1, 2):
+        try:
+            report = cute_gemm(ctas, *shape)
+        except ImportError as error:
+            print(f"CuTe-DSL, {128 * ctas}x128, f32: not run ({error})")
+            continue
+        print_gemm(f"CuTe-DSL, {ctas} CTA, {128 * ctas}x128, f32", report, *shape, 4)
+    try:
+        print_gemm("Triton, 128x128, f32", triton_gemm(*shape), *shape, 4)
+    except ImportError as error:
+        print(f"Triton: not run ({error})")
+
+
+def run_ratios(size: int) -> None:
+    """Modelled beside published ratios (sources: docs/simulator.md)."""
+
+    def row(text: str, modelled: float, published: str) -> None:
+        print(f"{text:46} modelled {modelled:5.3f}   published {published}", flush=True)
+
+    print(f"M = N = {size}; rates of each product, then the ratios")
+    shape = (size, size, 8192)
+    pair = print_gemm("pairs, 256x256", gemm(PAIR, *shape), *shape, 2)
+    one = print_gemm("one CTA, 128x256", gemm(SINGLE, *shape), *shape, 2)
+    row("pairs over one CTA, NVFP4, K = 8192", pair / one, "1.15 to 1.20")
+    shape = (size, size, 16384)
+    mx = Variant("mxfp4", 2, 256)
+    rates = {
+        stages: print_gemm(f"MXFP4, {stages} stages", gemm(mx, *shape, stages=stages), *shape, 2)
+        for stages in (3, 4, 5)
+    }
+    row("4 stages over 3, MXFP4, K = 16384", rates[4] / rates[3], "1.172")
+    row("5 stages over 4", rates[5] / rates[4], "1.056")
+    row("5 stages over 3", rates[5] / rates[3], "1.237")
+    f32 = print_gemm("NVFP4, f32 out", gemm(PAIR, *shape, "f32"), *shape, 4)
+    bf16 = print_gemm("NVFP4, bf16 out", gemm(PAIR, *shape), *shape, 2)
+    row("f32 output over bf16, NVFP4, K = 16384", f32 / bf16, "0.887")
+    row("NVFP4 over MXFP4, K = 16384", bf16 / rates[5], "0.975 to 0.984")
+
+
+@dataclasses.dataclass
+class TimedDevice(device_kernels.Device):
+    """A device whose machine models times; bytes are moved, races are not looked for."""
+
+    ctas_per_sm: int | None = None
+
+    def machine(self) -> sim.Machine:
+        """A machine with nothing in its memory."""
+        model = sim.CostModel(time=True, ctas_per_sm=self.ctas_per_sm)
+        return sim.Machine(self.chip, checks=sim.Checks(False, False), costs=model)
+
+
+def run_quantize(rows: int, cols: int) -> None:
+    """Instructions, conflicts and traffic of one pass that writes both copies."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((1, rows, cols)).astype(np.float32).view(np.uint32) >> 16).astype(
+        np.uint16
+    )
+    copies = [Options(format="NVFP4", axis=axis, tiled_layout=True) for axis in (1, 0)]
+    device = TimedDevice(ctas_per_sm=3)  # kResident of quantize_tile.h: registers for three
+    device_kernels.quantize(device, x, *copies)
+    _, report = device.reports[-1]
+    assert report.costs is not None
+    t, counts = report.costs.timing, report.costs.counts
+    assert t is not None
+    shared, elements = counts["shared"], rows * cols
+    wavefronts = shared["load_wavefronts"] + shared["store_wavefronts"]
+    conflicts = shared["load_conflicts"] + shared["store_conflicts"]
+    least = elements * 2 + 2 * (elements // 2 + elements // 16)
+    lanes = sum(counts["lane_instructions"].values())
+    print(f"bf16 [{rows}, {cols}] to NVFP4 along rows and columns, on a B200 as modelled")
+    print(f"  {t.seconds * 1e6:.1f} us, {least / t.seconds / 1e12:.2f} TB/s of the minimum traffic")
+    print(f"  PTX instructions per element (both copies): {lanes / elements:.1f}")
+    print(f"  issue slots used: {t.issue_busy:.1%}, CTAs an SM: {t.ctas_per_sm}")
+    print(f"  DRAM traffic / minimum: {(t.dram_read + t.dram_written) / least:.3f}")
+    print(f"  bank conflicts: {conflicts / wavefronts:.1%} of {wavefronts} wavefronts")
+
+
+def main() -> None:
+    """Runs what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("gemm", "ratios", "quantize"))
+    parser.add_argument("--size", type=int, default=4096, help="rows and columns")
+    options = parser.parse_args()
+    if options.what == "gemm":
+        run_gemm(options.size)
+    elif options.what == "ratios":
+        run_ratios(options.size)
+    else:
+        run_quantize(options.size, options.size)
+
+
+if __name__ == "__main__":
+    main()

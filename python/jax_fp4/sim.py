@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_fp4 import _sim
-from jax_fp4._sim_costs import OFF, CostModel, costs_of
+from jax_fp4._sim_costs import OFF, CostModel, Costs, Interval, Timing, costs_of
 from jax_fp4._sim_report import Checks, Parameter, Report
 from jax_fp4._sim_tensor_map import native_arguments
 

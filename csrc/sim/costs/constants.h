@@ -23,6 +23,7 @@ struct ChipConstants {
   double dram_bytes_per_second;
   u64 l2_bytes;
   u32 threads_per_sm;
+  u32 dies;
   // Dense multiply-adds of the tensor cores of an SM, in FLOP per cycle (two for each multiply-add), by
   // bits of an element: 32 (TF32), 16, 8 and 6, 4.
   double tensor_32, tensor_16, tensor_8, tensor_4;
@@ -34,14 +35,14 @@ inline constexpr ChipConstants kChips[] = {
     // B200: 148 SMs, 1.965 GHz, 126 MB, 8 TB/s [spec]. Tensor cores: 2.25 and 9 PFLOP/s dense for 16 and 4
     // bits [spec] are 8192 and 32768 a cycle and SM at 1.85 GHz; FlashAttention-4 counts with 8192 as well.
     // mma.sync: the rate of A100's tensor cores, 2048 for 16 bits [assume].
-    {100, 148, 1.965e9, 8e12, u64{126} << 20, 2048, 4096, 8192, 16384, 32768, 2048, 4096, 4096},
+    {100, 148, 1.965e9, 8e12, u64{126} << 20, 2048, 2, 4096, 8192, 16384, 32768, 2048, 4096, 4096},
     // B300, K = 64 instructions: as B200 (Triton's K96_EXPLORATION.md).
-    {103, 148, 1.92e9, 8e12, u64{126} << 20, 2048, 4096, 8192, 16384, 32768, 2048, 4096, 4096},
+    {103, 148, 1.92e9, 8e12, u64{126} << 20, 2048, 2, 4096, 8192, 16384, 32768, 2048, 4096, 4096},
     // RTX 5090: 170 SMs, 2.41 GHz boost, 1.79 TB/s, 96 MB [spec]; 4096, 1024 and 512 FLOP a cycle and SM for
     // 4, 8 and 16 bits with f32 sums, measured by the projects ninfer and imp [ubench]. No tcgen05.
-    {120, 170, 2.41e9, 1.79e12, u64{96} << 20, 1536, 0, 0, 0, 0, 512, 1024, 4096},
+    {120, 170, 2.41e9, 1.79e12, u64{96} << 20, 1536, 1, 0, 0, 0, 0, 512, 1024, 4096},
     // GB10: 48 SMs, 273 GB/s, 24 MB [spec]; 511 TFLOP/s dense for 4 bits (project nvfp4bench) [ubench].
-    {121, 48, 2.5e9, 2.73e11, u64{24} << 20, 1536, 0, 0, 0, 0, 512, 1024, 4096},
+    {121, 48, 2.5e9, 2.73e11, u64{24} << 20, 1536, 1, 0, 0, 0, 0, 512, 1024, 4096},
 };
 
 inline const ChipConstants* constants_of(int chip) {
@@ -97,6 +98,11 @@ inline constexpr double kPortBytesPerCycle = 64;
 inline constexpr double kL2Latency = 273;  // [ubench: 2501.12084]
 inline constexpr double kDramLatency =
     659;  // of all: through L2 [ubench: order of 2501.12084, 2512.02189]
+
+// From a die of a B200 to the L2 and the memory of the other one, on top [ubench: SemiAnalysis]. Which die holds an
+// address: the parity of its 4 KiB page's number [assume].
+inline constexpr double kFarLatency = 300;
+inline constexpr u64 kPageBytes = 4096;
 
 // ---- Asynchronous engines
 

@@ -120,7 +120,11 @@ InstructionCost cost_of(const Form& form, const Code& code) {
                  ? InstructionCost{Unit::integer, 1, kIntegerCycles, kArithmeticLatency}
              : opcode == "bar" ? InstructionCost{Unit::control, 1, 1, 1}
                                : InstructionCost{Unit::warp, 1, kShuffleCycles, kShuffleLatency};
-    case OpClass::control: return {Unit::control, 1, 1, opcode == "mbarrier" ? kSharedLatency : 1};
+    case OpClass::control: {
+      InstructionCost cost{Unit::control, 1, 1, opcode == "mbarrier" ? kSharedLatency : 1};
+      cost.barrier = one_of(opcode, "bar", "barrier") && !form.has("arrive");
+      return cost;
+    }
     default: return arithmetic_cost(form);
   }
 }

@@ -24,6 +24,7 @@ struct InstructionCost {
   double warp_mma_flop = 0;                                            // of mma.sync
   int warp_mma_bits = 0;                                               // of its elements
   bool commits_copies = false;
+  bool barrier = false;  // goes on some cycles after everybody has arrived
 };
 
 InstructionCost cost_of(const Form& form, const Code& code);

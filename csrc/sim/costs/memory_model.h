@@ -1,9 +1,9 @@
 // L2 and DRAM as the cycle model sees them, and the SMs' ports to them.
 //
 // A read enters its SM's port, which passes 64 bytes a cycle in each direction, and comes back after L2's latency, or
-// DRAM's where a sector is not in L2. DRAM is one queue for the whole chip. L2 holds what was touched last: a sector is
+// DRAM's where a sector is not in L2; if it is the other die's, later. DRAM is one queue for the whole chip. L2 holds what was touched last: a sector is
 // there if fewer bytes than L2's size have been filled in since it was touched. What is written is charged to DRAM
-// when it is written. L1 holds nothing; banks, slices and the distance of L2's halves are not modelled.
+// when it is written. L1 holds nothing; banks and slices are not modelled.
 #pragma once
 
 #include <array>
@@ -34,13 +34,17 @@ class MemoryModel {
   struct Port {
     double in = 0, out = 0;
   };
-  static constexpr u64 kPageBytes = 4096, kPageSectors = kPageBytes / kSectorBytes;
+  static constexpr u64 kPageSectors = kPageBytes / kSectorBytes;
   using Page =
       std::array<u64, kPageSectors>;  // bytes filled in when a sector was touched; 0: never
 
-  // Touches the sectors; bytes of those that were not in L2.
-  u64 touch(const std::vector<AsyncWork::Range>& ranges, u64& bytes);
+  struct Touched {
+    u64 bytes = 0, missing = 0;  // of sectors; of those that were not in L2
+    bool far = false;            // some are the other die's
+  };
+  Touched touch(u32 sm, const std::vector<AsyncWork::Range>& ranges);
 
+  u32 sms_per_die_;
   double dram_bytes_per_cycle_;
   u64 l2_bytes_;
   std::vector<Port> ports_;

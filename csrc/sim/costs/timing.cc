@@ -254,6 +254,8 @@ void Timing::issued(Warp& warp, const Code& code, u32 pc, u32 mask, const Instru
       done = cost.unit == Unit::memory ? memory_ready(warp, cost, access) : now_ + cost.latency;
       if (cost.warp_mma_flop > 0) done += cycles;
     }
+    // The last one to arrive does not block.
+    if (cost.barrier && f.state == FragmentState::ready) time.next += kBarrierLatency;
     if (cost.commits_copies) time.copy_groups.push_back(time.copies);
   }
   const OperandSlots& operands = program.operands[pc];

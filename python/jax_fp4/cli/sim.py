@@ -29,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sm", default="100a", help="chip to run on (default: 100a)")
     parser.add_argument("--seed", type=int, default=0, help="first seed of the schedule")
     parser.add_argument("--seeds", type=int, default=1, help="number of schedules to run")
+    parser.add_argument("--costs", action="store_true", help="print counts as JSON")
+    parser.add_argument("--time", action="store_true", help="print counts and modelled times")
+    parser.add_argument("--trace", type=Path, help="write the modelled timeline (Chrome's format)")
+    parser.add_argument("--no-data", action="store_true", help="with --time: move no bulk data")
     parser.add_argument("--lines", action="store_true", help="print how often each line ran")
 
 
@@ -44,7 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         text = arguments.ptx.read_text()
         spec = json.loads(arguments.launch.read_text())
-        machine = sim.Machine(arguments.sm)
+        timed = arguments.time or arguments.trace is not None
+        model = sim.CostModel(
+            time=timed, timeline=arguments.trace is not None, data=not arguments.no_data
+        )
+        machine = sim.Machine(arguments.sm, costs=model if arguments.costs or timed else False)
         module = machine.load(text)
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             values, saved = _arguments(machine, spec.get("args", []), arguments.launch.parent)
@@ -59,6 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
             )
             _print(report)
             counts = report.by_line
+            if report.costs is not None and (arguments.costs or arguments.time):
+                print(json.dumps(report.costs.as_dict(), indent=1))
+            if report.costs is not None and arguments.trace is not None:
+                report.costs.save_trace(arguments.trace)
         for path, array in saved:
             np.save(path, array)
     except sim.SimulationError as error:

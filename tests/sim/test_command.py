@@ -46,3 +46,28 @@ def test_a_wrong_file_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "launch.json").write_text('{"entry": "k", "grid": 1, "block": 1, "args": [{}, 1]}')
     assert main(command) == 2
     assert "an array is 'zeros'" in capsys.readouterr().err
+
+
+def test_costs_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts, and with --time what is modelled, called so; both after the report's lines."""
+    assert main([*files(tmp_path), "--costs"]) == 0
+    out = capsys.readouterr().out
+    costs = json.loads(out[out.index("\n{") :])
+    assert costs["global"]["load_sectors"] == 4
+    assert "modelled" not in costs
+    assert main([*files(tmp_path), "--time"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("\n{") :])["modelled"]["cycles"] > 0
+
+
+def test_a_trace_is_written(tmp_path: Path) -> None:
+    """In Chrome's format."""
+    assert main([*files(tmp_path), "--trace", str(tmp_path / "trace.json")]) == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["name"] for e in events if e["ph"] == "X"] == ["warp"]
+
+
+def test_no_data_wants_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What moves nothing checks nothing."""
+    assert main([*files(tmp_path), "--no-data"]) == 2
+    assert "pass time=True as well" in capsys.readouterr().err

@@ -19,10 +19,10 @@ from jax_fp4 import sim
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support import device_kernels, gemm_sm100  # noqa: E402
-from support.cpu_quantize import Options  # noqa: E402
-from support.gemm_sm100 import Operand, Problem, Variant  # noqa: E402
-from support.repository import ROOT  # noqa: E402
+from support import device_kernels, gemm_sm100
+from support.cpu_quantize import Options
+from support.gemm_sm100 import Operand, Problem, Variant
+from support.repository import ROOT
 
 MODEL = sim.CostModel(time=True, data=False)
 STAGES = "constexpr u32 kStages = kVariant.stages();"

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jax_fp4 import _sim
-from jax_fp4._sim_costs import OFF, CostModel, Costs, Interval, Timing, costs_of
+from jax_fp4._sim_costs import OFF, CostModel, costs_of
 from jax_fp4._sim_report import Checks, Parameter, Report
 from jax_fp4._sim_tensor_map import native_arguments
 
@@ -147,14 +147,13 @@ class Machine:
                 for x in launches
             ]  # fmt: skip
             # Under the cycle model grids follow each other.
-            timed = self._costs is not None and self._costs.time
-            batches = [[grid] for grid in grids] if timed else [grids]
-            checks, costs = self._checks, self._costs.native() if self._costs else OFF
-            watched = (checks.races, checks.uninitialized, checks.strict)
+            how = self._costs.native() if self._costs else OFF
+            batches = [[grid] for grid in grids] if how[1] else [grids]
+            watched = (self._checks.races, self._checks.uninitialized, self._checks.strict)
             raw = [
                 one
                 for batch in batches
-                for one in self._native.launch(batch, max_instructions, *watched, self._mma, costs)
+                for one in self._native.launch(batch, max_instructions, *watched, self._mma, how)
             ]
         finally:
             for address in mapped.values():

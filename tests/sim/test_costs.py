@@ -1,5 +1,7 @@
 """What launches cost: counters equal hand-computed ones, bank conflicts a NumPy model's."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -55,10 +57,19 @@ def test_an_instruction_that_waits_counts_once() -> None:
 
 @pytest.mark.parametrize(
     ("stride", "bytes_", "sectors"),
-    [(4, 4, 4), (64, 4, 32), (0, 4, 1), (16, 16, 16), (1, 1, 1), (2, 2, 2), (40, 8, 40), (32, 8, 32)],
+    [
+        (4, 4, 4),
+        (64, 4, 32),
+        (0, 4, 1),
+        (16, 16, 16),
+        (1, 1, 1),
+        (2, 2, 2),
+        (40, 8, 40),
+        (32, 8, 32),
+    ],
 )
 def test_sectors_of_global_loads(stride: int, bytes_: int, sectors: int) -> None:
-    """32-byte sectors that a warp's lanes touch together, hand-computed for strides from 0 to 64."""
+    """32-byte sectors that a warp's lanes touch together, by hand, for strides from 0 to 64."""
     load = {1: "u8 r1", 2: "u16 h1", 4: "u32 r1", 8: "u64 a2", 16: "v4.u32 {{r1, r2, r3, r4}}"}
     c = counts(
         f"{ADDRESS} mad.wide.u32 a1, r0, {stride}, a0; "
@@ -66,7 +77,6 @@ def test_sectors_of_global_loads(stride: int, bytes_: int, sectors: int) -> None
         np.zeros(4096, np.uint8),
         parameters=X,
     )
-    # A stride of 40: lane k has bytes 40 k to 40 k + 7, in one sector each (40 k mod 32 is 0, 8, 16, 24).
     want = len({(stride * lane + b) // 32 for lane in range(32) for b in range(bytes_)})
     assert c["global"]["load_sectors"] == want == min(sectors, want)
     assert c["global"]["load_instructions"] == 1
@@ -181,9 +191,12 @@ def test_bulk_copies() -> None:
 def test_tensor_memory_traffic() -> None:
     """tcgen05.st and ld of 32 lanes x 16 columns of 4 bytes, each by one warp."""
     registers = "{" + ", ".join(["r6"] * 16) + "}"
-    targets = ".reg .b32 t<16>;" + "tcgen05.ld.sync.aligned.32x32b.x16.b32 {" + ", ".join(
-        f"t{i}" for i in range(16)
-    ) + "}, [r2];"
+    targets = (
+        ".reg .b32 t<16>;"
+        + "tcgen05.ld.sync.aligned.32x32b.x16.b32 {"
+        + ", ".join(f"t{i}" for i in range(16))
+        + "}, [r2];"
+    )
     c = counts(
         with_tensor_memory(
             f"mov.u32 r6, 0; tcgen05.st.sync.aligned.32x32b.x16.b32 [r2], {registers};"
@@ -241,11 +254,9 @@ def test_counting_changes_no_schedule() -> None:
     assert off.bytes_read == on.bytes_read
 
 
-def test_report_of_the_command_line_is_json(tmp_path: object) -> None:
-    """Counts are plain numbers."""
-    import json
-
-    machine = sim.Machine("100a", costs=True)
-    costs = run("add.u32 r0, r1, r1;", machine=sim.Machine("100a", checks=UNCHECKED, costs=True)).costs
-    assert costs is not None and machine is not None
+def test_costs_are_plain_numbers() -> None:
+    """They can be written as JSON."""
+    machine = sim.Machine("100a", checks=UNCHECKED, costs=True)
+    costs = run("add.u32 r0, r1, r1;", machine=machine).costs
+    assert costs is not None
     assert json.loads(json.dumps(costs.as_dict()))["instructions"]["integer"] == 1

@@ -1,4 +1,4 @@
-"""The cycle model: what follows from its rules by hand, and what must hold whatever its constants are."""
+"""The cycle model: what follows from its rules by hand, and what must hold in any case."""
 
 import json
 from itertools import pairwise
@@ -54,7 +54,7 @@ def test_independent_instructions_take_their_units_cycles() -> None:
 
 
 def test_warps_overlap() -> None:
-    """Four warps have a sub-partition each; eight hide each other's latency; then units are full."""
+    """Four warps have a sub-partition each; eight hide each other's latency until units fill."""
     one = cycles(chain(200))
     assert cycles(chain(200), block=128) == one
     assert cycles(chain(200), block=256) <= one + 2 * INTEGER_CYCLES
@@ -134,7 +134,8 @@ def mmas(m: int, n: int, count: int, group: int = 1) -> tuple[str, dict]:
     body = (
         "setp.eq.u32 p, r0, 0; @p mbarrier.init.shared.b64 [r4], 1;"
         "fence.mbarrier_init.release.cluster; bar.sync 0;"
-        f"shr.u32 r6, r3, 4; cvt.u64.u32 a0, r6; or.b64 a0, a0, {matrix}; mov.u32 r7, {instruction};"
+        f"shr.u32 r6, r3, 4; cvt.u64.u32 a0, r6; or.b64 a0, a0, {matrix};"
+        f"mov.u32 r7, {instruction};"
         f"setp.ne.u32 q, r0, r0; mov.u32 r8, {count}; @!p bra D;\n"
         f"L: tcgen05.mma.cta_group::{group}.kind::f16 [r2], a0, a0, r7, q;"
         "sub.u32 r8, r8, 1; setp.ne.u32 q, r8, 0; @q bra L;"
@@ -210,7 +211,7 @@ def test_clock_is_in_cycles() -> None:
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_gemm_is_right_and_takes_the_same_time_whatever_the_seed_and_the_data(group: int) -> None:
-    """D under the timed schedule is D; without data, and with another seed, the cycles are equal."""
+    """D under the timed schedule is D; without data, or with another seed, cycles are equal."""
     device_kernels.require_tools()
     problem = random_problem(Variant("nvfp4", group, 128), 200, 300, 600)
 
@@ -231,7 +232,7 @@ def test_gemm_is_right_and_takes_the_same_time_whatever_the_seed_and_the_data(gr
 
 
 def test_trace_file(tmp_path: Path) -> None:
-    """Valid JSON; on a track events follow or contain each other, and none ends before it begins."""
+    """Valid JSON; on a track events follow or contain each other; none ends before it begins."""
     device_kernels.require_tools()
     problem = random_problem(Variant("nvfp4", 2, 256), 256, 512, 1024)
     machine = sim.Machine("100a", costs=sim.CostModel(time=True, timeline=True, data=False))
@@ -256,7 +257,9 @@ def test_trace_file(tmp_path: Path) -> None:
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
     assert set(tracks) <= named
     # MMAs of one SM do not overlap.
-    mma = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "mma" and e["pid"] == 0)
+    mma = sorted(
+        (e["ts"], e["ts"] + e["dur"]) for e in spans if e["name"] == "mma" and e["pid"] == 0
+    )
     assert all(a[1] <= b[0] for a, b in pairwise(mma))
 
 

@@ -7,9 +7,8 @@ y = machine.empty(1024, np.float32)          # reading it before it is written i
 report = kernel.launch("saxpy", grid=8, block=128, args=[x, y, 2.0, 1024])
 ```
 
-NumPy arrays stand for device memory: a pointer parameter takes an array, which the kernel reads and
-writes in place. What goes wrong inside a kernel raises `SimulationError`, whose text names the
-kernel, PTX line, CTA, warp, lane and seed. docs/simulator.md: what is modelled and assumed.
+A pointer parameter takes a NumPy array, which the kernel reads and writes in place. What goes wrong
+inside a kernel raises `SimulationError`. docs/simulator.md: what is modelled and what is assumed.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import numpy as np
 
 from jax_fp4 import _sim
 from jax_fp4._sim_costs import OFF, CostModel, costs_of
+from jax_fp4._sim_costs import Timing as Timing
 from jax_fp4._sim_report import Checks, Parameter, Report
 from jax_fp4._sim_tensor_map import native_arguments
 
@@ -148,7 +148,7 @@ class Machine:
             ]  # fmt: skip
             # Under the cycle model grids follow each other.
             how = self._costs.native() if self._costs else OFF
-            batches = [[grid] for grid in grids] if how[1] else [grids]
+            batches = [[grid] for grid in grids] if how[1] else [grids]  # timed: one by one
             watched = (self._checks.races, self._checks.uninitialized, self._checks.strict)
             raw = [
                 one

@@ -188,6 +188,20 @@ def test_bulk_copies() -> None:
     }  # fmt: skip
 
 
+def test_a_copy_that_all_lanes_ask_for_counts_once() -> None:
+    """As NVIDIA's own kernels issue their stores: 32 lanes, one copy; different ones are more."""
+    for stride, copies in ((0, 1), (64, 32)):
+        c = counts(
+            f"{SHARED} {ADDRESS} mov.u32 r2, s; mad.wide.u32 a1, r0, {stride}, a0;"
+            "cp.async.bulk.global.shared::cta.bulk_group [a1], [r2], 64;"
+            "cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+            np.zeros(2048, np.uint8),
+            parameters=X,
+        )
+        assert c["bulk"]["operations"] == copies
+        assert c["bulk"]["written_bytes"] == 64 * copies
+
+
 def test_tensor_memory_traffic() -> None:
     """tcgen05.st and ld of 32 lanes x 16 columns of 4 bytes, each by one warp."""
     registers = "{" + ", ".join(["r6"] * 16) + "}"

@@ -21,6 +21,7 @@ bool Costs::begin(Warp& warp, const Code& code, u32 pc, u32 mask) {
       return false;
     }
   }
+  ++executed_;
   // Before it executes: a load may overwrite its address.
   find_access(warp, code, instruction.access, mask, access_);
   return true;
@@ -37,8 +38,14 @@ void Costs::end(Warp& warp, const Code& code, u32 pc, u32 mask) {
 
 void Costs::operation(AsyncOperation& operation) {
   AsyncWork work = operation.work();
-  counters_.operation(work);
-  if (timing_) timing_->operation(operation, std::move(work));
+  bool again = false;
+  if (work.engine == AsyncWork::Engine::copy_out) {
+    again = copied_by_ == executed_ && copied_ == work.global;
+    copied_by_ = executed_;
+    copied_ = work.global;
+  }
+  if (!again) counters_.operation(work);
+  if (timing_) timing_->operation(operation, std::move(work), again);
 }
 
 }  // namespace jax_fp4::sim::costs

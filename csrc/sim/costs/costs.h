@@ -30,6 +30,11 @@ class Costs {
   Counters counters_;
   std::unique_ptr<Timing> timing_;
   MemoryAccess access_;  // of the instruction that executes
+  u64 executed_ = 0;     // instructions
+  // The latest copy out of shared memory: lanes of one instruction that ask for the same one count once, as
+  // the machine instruction is one for the warp.
+  u64 copied_by_ = 0;
+  std::vector<AsyncWork::Range> copied_;
 };
 
 }  // namespace jax_fp4::sim::costs

@@ -268,7 +268,7 @@ void Timing::issued(Warp& warp, const Code& code, u32 pc, u32 mask, const Instru
 
 // ---- Asynchronous operations
 
-void Timing::operation(AsyncOperation& operation, AsyncWork work) {
+void Timing::operation(AsyncOperation& operation, AsyncWork work, bool again) {
   using Engine = AsyncWork::Engine;
   Warp& warp = *operation.warp;
   WarpTime& time = of(warp);
@@ -285,6 +285,11 @@ void Timing::operation(AsyncOperation& operation, AsyncWork work) {
       return;
     }
     case Engine::copy_out: {
+      if (again) {
+        push(Event::Kind::perform, copy_read_, &warp, &operation);
+        push(Event::Kind::perform, copy_done_, &warp, &operation);
+        return;
+      }
       Sm& sm = sm_of(warp);
       const double begin = sm.copies = std::max(now_, sm.copies) + kBulkIssueCycles;
       const double shared = static_cast<double>(work.shared_bytes) / kSharedBytesPerCycle;
@@ -294,6 +299,8 @@ void Timing::operation(AsyncOperation& operation, AsyncWork work) {
       const double read = std::max(begin + shared + kSharedLatency,
                                    memory_.write_port(warp.cta->sm) + kSharedLatency);
       note(Interval::Track::copy_out, time.cta, warp, line, begin, done, "copy out");
+      copy_read_ = read;
+      copy_done_ = done;
       push(Event::Kind::perform, read, &warp, &operation);
       push(Event::Kind::perform, done, &warp, &operation);
       return;

@@ -67,7 +67,8 @@ class Timing {
   void postpone(Warp& warp, double time);
   void issued(Warp& warp, const Code& code, u32 pc, u32 mask, const InstructionCost& cost,
               const MemoryAccess& access, bool retried);
-  void operation(AsyncOperation& operation, AsyncWork work);
+  // `again`: the same copy as the one before it, by another lane of the instruction.
+  void operation(AsyncOperation& operation, AsyncWork work, bool again);
 
   // Results.
   struct Summary {
@@ -156,6 +157,7 @@ class Timing {
   std::vector<Interval> intervals_;
   std::vector<CtaPlace> ctas_;
   std::vector<AsyncWork::Range> ranges_;
+  double copy_read_ = 0, copy_done_ = 0;  // of the latest copy out of shared memory
 };
 
 }  // namespace jax_fp4::sim::costs

@@ -36,6 +36,7 @@ struct AsyncWork {
   struct Range {
     u64 address;
     u32 bytes;
+    bool operator==(const Range&) const = default;
   };
   Engine engine = Engine::signal;
   u32 ctas = 0;               // whose shared or tensor memory it uses: a bit for each rank

@@ -10,7 +10,19 @@ __version__ = "0.1.0"
 try:
     from jax_fp4._native import best_cpu_level, cpu_level
     from jax_fp4.block_array import BlockScaledArray
-    from jax_fp4.dot import dot, dot_general, matmul
+    from jax_fp4.dot import (
+        dot,
+        dot_general,
+        inner,
+        matmul,
+        matvec,
+        tensordot,
+        vdot,
+        vecdot,
+        vecmat,
+    )
+    from jax_fp4.einsum import einsum
+    from jax_fp4.explain import ExplainedProduct, Explanation, explain
     from jax_fp4.formats import (
         FORMATS,
         FP8_E4M3,
@@ -25,7 +37,9 @@ try:
     )
     from jax_fp4.matmul import scaled_matmul
     from jax_fp4.quantize import dequantize, quantize, quantize_both
+    from jax_fp4.ragged import ragged_dot
     from jax_fp4.recipe import RECIPES, Operand, Recipe, recipes, use_recipe
+    from jax_fp4.weight import QuantizedWeight, quantize_weight
 except ImportError:
     # While Python looks up the module of `python -m jax_fp4 doctor`, sys.argv is this; that command
     # says what is missing instead.
@@ -44,18 +58,31 @@ __all__ = [
     "NVFP4",
     "RECIPES",
     "BlockScaledArray",
+    "ExplainedProduct",
+    "Explanation",
     "Format",
     "Operand",
+    "QuantizedWeight",
     "Recipe",
     "best_cpu_level",
     "cpu_level",
     "dequantize",
     "dot",
     "dot_general",
+    "einsum",
+    "explain",
+    "inner",
     "matmul",
+    "matvec",
     "quantize",
     "quantize_both",
+    "quantize_weight",
+    "ragged_dot",
     "recipes",
     "scaled_matmul",
+    "tensordot",
     "use_recipe",
+    "vdot",
+    "vecdot",
+    "vecmat",
 ]

@@ -62,6 +62,24 @@ def float_array(where: str, argument: str, x: Any, *, min_rank: int = 0) -> jax.
     return jnp.asarray(x)
 
 
+def precision(where: str, value: Any) -> None:
+    """Precision values say nothing about a quantized product and are accepted; algorithms do."""
+    for item in value if isinstance(value, tuple) else (value,):
+        try:
+            jax.lax.Precision(item)  # None, a Precision, or one of JAX's names for it
+        except (ValueError, TypeError):
+            is_algorithm = isinstance(item, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset, str))
+            fail(
+                where,
+                "precision",
+                "None, a jax.lax.Precision, or a tuple of two of them",
+                repr(item),
+                "an explicit algorithm contradicts a quantized product; use jax.lax.dot_general"
+                if is_algorithm
+                else "drop it: it has no effect on a quantized product",
+            )
+
+
 def float_dtype(where: str, argument: str, dtype: Any) -> np.dtype:
     """``dtype`` as a NumPy dtype, float32, bfloat16 or float16."""
     try:

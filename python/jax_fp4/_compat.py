@@ -61,6 +61,13 @@ def gathered(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, jax.NamedSharding(sharding.mesh, jax.P(*[None] * x.ndim)))
 
 
+def weakly_typed(x: jax.Array) -> jax.Array:
+    """``x`` with a weak type, as the result of an operation on Python scalars has."""
+    return jax.lax.convert_element_type_p.bind(
+        x, new_dtype=x.dtype, weak_type=True, sharding=None
+    )
+
+
 def runtime_ffi_api_version() -> tuple[int, int] | None:
     """The XLA FFI version of the running jaxlib, from the headers it ships; None if unknown."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"

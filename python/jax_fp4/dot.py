@@ -1,54 +1,20 @@
-"""dot, matmul and dot_general: where jnp's and lax's functions stood.
+"""dot, matmul, dot_general, tensordot, inner, vdot, vecdot, matvec, vecmat: jax's, quantized.
 
-They only name dimensions: every one of them becomes one product of matrices (product.py).
+They only name dimensions; contraction.py does the rest. `einsum` and `ragged_dot` have files of
+their own.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_fp4 import _check, _compat
-from jax_fp4.product import Product, product, sides
-from jax_fp4.recipe import Recipe, resolve
-
-
-def _as_matrix(
-    x: jax.Array, batch: Sequence[int], contract: Sequence[int], free: Sequence[int]
-) -> tuple[jax.Array, str]:
-    """x as [B, free, K] or [B, K, free], whichever it already is; the axis that is contracted."""
-    sizes = [[x.shape[i] for i in group] for group in (batch, free, contract)]
-    b, f, k = (math.prod(group) for group in sizes)
-    if (*batch, *contract, *free) == tuple(range(x.ndim)) and contract and free:
-        return x.reshape(b, k, f), "rows"
-    return x.transpose(*batch, *free, *contract).reshape(b, f, k), "cols"
-
-
-def _check_operand(where: str, name: str, x: Any) -> jax.Array:
-    return _check.float_array(where, name, x)
-
-
-def _check_precision(where: str, precision: Any) -> None:
-    """Precision values say nothing about a quantized product and are accepted; algorithms do."""
-    for item in precision if isinstance(precision, tuple) else (precision,):
-        try:
-            jax.lax.Precision(item)  # None, a Precision, or one of JAX's names for it
-        except (ValueError, TypeError):
-            is_algorithm = isinstance(item, (jax.lax.DotAlgorithm, jax.lax.DotAlgorithmPreset, str))
-            _check.fail(
-                where,
-                "precision",
-                "None, a jax.lax.Precision, or a tuple of two of them",
-                repr(item),
-                "an explicit algorithm contradicts a quantized product; use jax.lax.dot_general"
-                if is_algorithm
-                else "drop it: it has no effect on a quantized product",
-            )
+from jax_fp4.contraction import Labels, Operand, binary
+from jax_fp4.recipe import Recipe
 
 
 def dot_general(
@@ -58,114 +24,54 @@ def dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     *,
+    out_sharding: Any = None,
     recipe: Recipe | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
-    """`jax.lax.dot_general` with quantized operands.
+    """`jax.lax.dot_general` with quantized operands and quantized gradients.
 
     Args:
-        lhs: float32, bfloat16 or float16.
-        rhs: float32, bfloat16 or float16.
+        lhs: float32, bfloat16 or float16; others are left to jax (docs/dot_family.md).
+        rhs: like lhs, or what `quantize_weight` returned.
         dimension_numbers: ((lhs contracting, rhs contracting), (lhs batch, rhs batch)), as in lax.
             Batch dimensions have an amax each; the others are flattened to one matrix with one.
-        precision: accepted, without effect; an explicit algorithm is refused.
+        precision: accepted, without effect on quantized products; an explicit algorithm is refused.
         preferred_element_type: dtype of the result; by default the promoted dtype.
+        out_sharding: how the result is sharded, on explicit meshes.
         recipe: how operands and gradients are quantized; by default that of `use_recipe`, or else
             ``recipes.NVFP4``.
         key: a jax.random key for stochastic rounding in the backward pass. Without one the seed is
             made from the bits of the cotangent: reproducible, and different at every step.
 
     Returns:
-        Batch dimensions, then free dimensions of lhs, then of rhs.
+        Batch dimensions, then free dimensions of lhs, then of rhs; dtype and weak type are lax's.
 
     Raises:
-        TypeError: an operand is no float array, or the second derivative is asked for.
-        ValueError: dimension numbers or shapes do not go together.
+        Exception: what lax raises for these arguments, of the same type; TypeError where the second
+            derivative is asked for.
     """
-    where = "dot_general"
-    lhs, rhs = _check_operand(where, "lhs", lhs), _check_operand(where, "rhs", rhs)
-    return _dot_general(
-        where, lhs, rhs, dimension_numbers, precision, preferred_element_type, recipe, key
-    )
 
+    def names(lhs: Operand, rhs: Operand) -> tuple[Labels, Labels, Labels]:
+        (lc, rc), (lb, rb) = dimension_numbers
+        sides: list[list[Any]] = []
+        for x, batch, contracted, side in ((lhs, lb, lc, "l"), (rhs, rb, rc, "r")):
+            own: list[Any] = [(side, i) for i in range(x.ndim)]
+            for kind, dims in (("batch", batch), ("contracted", contracted)):
+                for number, i in enumerate(dims):
+                    own[i] = (kind, number)
+            sides.append(own)
+        batch = [("batch", i) for i in range(len(lb))]
+        free = [name for own, side in zip(sides, "lr", strict=True) for name in own if name[0] == side]
+        return sides[0], sides[1], [*batch, *free]
 
-def _dot_general(
-    where: str,
-    lhs: jax.Array,
-    rhs: jax.Array,
-    dimension_numbers: Any,
-    precision: Any,
-    preferred_element_type: Any,
-    recipe: Recipe | None,
-    key: jax.Array | None,
-) -> jax.Array:
-    recipe = resolve(where, recipe)
-    _check_precision(where, precision)
-    words = None if key is None else _check.key_words(where, key)
-    out = jnp.result_type(lhs, rhs)
-    if preferred_element_type is not None:
-        out = _check.float_dtype(where, "preferred_element_type", preferred_element_type)
-    contract, batch = _dimension_numbers(where, lhs, rhs, dimension_numbers)
-    lhs, rhs = _compat.gathered(lhs), _compat.gathered(rhs)
-    free = [
-        [i for i in range(x.ndim) if i not in c and i not in b]
-        for x, c, b in zip((lhs, rhs), contract, batch, strict=True)
-    ]
-    lhs3, lhs_axis = _as_matrix(lhs, batch[0], contract[0], free[0])
-    rhs3, rhs_axis = _as_matrix(rhs, batch[1], contract[1], free[1])
-    lhs_side, rhs_side = sides(recipe, bool(batch[0]), lhs_axis, rhs_axis)
-    lhs3, rhs3, *rest = _compat.vary_alike(lhs3, rhs3, *([] if words is None else [words]))
-    spec = Product(lhs_side, rhs_side, out_dtype=out.name)
-    result: jax.Array = product(lhs3, rhs3, rest[0] if rest else None, spec)
-    return result.reshape(
-        *(lhs.shape[i] for i in batch[0]),
-        *(lhs.shape[i] for i in free[0]),
-        *(rhs.shape[i] for i in free[1]),
-    )
-
-
-def _dimension_numbers(
-    where: str, lhs: jax.Array, rhs: jax.Array, dimension_numbers: Any
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Checked (contract, batch) dimensions of lhs and rhs, non-negative, in lhs's order."""
-    way_out = "pass ((lhs contracting, rhs contracting), (lhs batch, rhs batch)) as in jax.lax"
-    try:
-        pairs = [[[operator.index(i) for i in side] for side in pair] for pair in dimension_numbers]
-        (lc, rc), (lb, rb) = pairs
-    except (TypeError, ValueError):
-        _check.fail(
-            where,
-            "dimension_numbers",
-            "two pairs of dimension lists",
-            repr(dimension_numbers),
-            way_out,
-        )
-    for name, x, groups in (("lhs", lhs, (lc, lb)), ("rhs", rhs, (rc, rb))):
-        every = [i for group in groups for i in group]
-        if any(not -x.ndim <= i < x.ndim for i in every) or len({i % x.ndim for i in every}) != len(
-            every
-        ):
-            _check.fail(
-                where,
-                "dimension_numbers",
-                f"distinct dimensions of {name} with shape {x.shape}",
-                str(every),
-                way_out,
-            )
-        for group in groups:
-            group[:] = [i % x.ndim for i in group]
-    for kind, left, right in (("contracting", lc, rc), ("batch", lb, rb)):
-        sizes = [[x.shape[i] for i in dims] for x, dims in ((lhs, left), (rhs, right))]
-        if sizes[0] != sizes[1]:
-            _check.fail(
-                where,
-                "rhs",
-                f"of sizes {sizes[0]} in its {kind} dimensions {right}, those of lhs {lhs.shape}",
-                f"{sizes[1]} (shape {rhs.shape})",
-                "check the dimension numbers",
-            )
-    order = sorted(range(len(lc)), key=lambda i: lc[i])
-    return [[lc[i] for i in order], [rc[i] for i in order]], [lb, rb]
+    keywords = {
+        "dimension_numbers": dimension_numbers,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "out_sharding": out_sharding,
+    }
+    operands = (("lhs", lhs), ("rhs", rhs))
+    return binary(jax.lax.dot_general, operands, names, keywords, recipe, key)
 
 
 def dot(
@@ -174,6 +80,7 @@ def dot(
     *,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
     recipe: Recipe | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
@@ -183,10 +90,11 @@ def dot(
     vector); a scalar multiplies. ``a``'s other dimensions are flattened to one matrix.
 
     Args:
-        a: float32, bfloat16 or float16, of any rank.
-        b: float32, bfloat16 or float16, of any rank.
-        precision: accepted, without effect; an explicit algorithm is refused.
+        a: float32, bfloat16 or float16, of any rank; others are left to jax (docs/dot_family.md).
+        b: like a, or what `quantize_weight` returned.
+        precision: see `dot_general`.
         preferred_element_type: dtype of the result; by default the promoted dtype.
+        out_sharding: see `dot_general`.
         recipe: see `dot_general`.
         key: see `dot_general`.
 
@@ -194,41 +102,17 @@ def dot(
         An array of shape ``a.shape[:-1] + b.shape[:-2] + b.shape[-1:]``.
 
     Raises:
-        TypeError: an operand is no float array.
-        ValueError: the contracted sizes differ.
+        Exception: what jnp.dot raises for these arguments, of the same type.
     """
-    where = "dot"
-    scalars = [isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b)]
-    a, b = (
-        x if scalar else _check_operand(where, name, x)
-        for name, x, scalar in zip("ab", (a, b), scalars, strict=True)
-    )
-    if any(scalars) or a.ndim == 0 or b.ndim == 0:
-        resolve(where, recipe)
-        _check_precision(where, precision)
-        if key is not None:
-            _check.key_words(where, key)
-        scaled = jnp.multiply(a, b)
-        if preferred_element_type is None:
-            return scaled
-        return scaled.astype(
-            _check.float_dtype(where, "preferred_element_type", preferred_element_type)
-        )
-    axis = b.ndim - 1 if b.ndim == 1 else b.ndim - 2
-    _check_contracted(where, a, b, axis)
-    dims = (((a.ndim - 1,), (axis,)), ((), ()))
-    return _dot_general(where, a, b, dims, precision, preferred_element_type, recipe, key)
 
+    def names(a: Operand, b: Operand) -> tuple[Labels, Labels, Labels]:
+        left = [*_own("a", a.ndim - 1), "k"]
+        right = [*_own("b", b.ndim - 1)]
+        right.insert(max(b.ndim - 2, 0), "k")
+        return left, right, [name for name in [*left, *right] if name != "k"]
 
-def _check_contracted(where: str, a: jax.Array, b: jax.Array, axis: int) -> None:
-    if a.shape[-1] != b.shape[axis]:
-        _check.fail(
-            where,
-            "b",
-            f"of size {a.shape[-1]} in dimension {axis}, the last of a with shape {a.shape}",
-            f"shape {b.shape}",
-            "transpose b, or use dot_general to name the dimensions",
-        )
+    keywords = _keywords(precision, preferred_element_type, out_sharding=out_sharding)
+    return binary(jnp.dot, (("a", a), ("b", b)), names, keywords, recipe, key)
 
 
 def matmul(
@@ -237,16 +121,18 @@ def matmul(
     *,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
     recipe: Recipe | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """`jax.numpy.matmul` with quantized operands and quantized gradients.
 
     Args:
-        a: float32, bfloat16 or float16 [..., M, K] or [K].
-        b: float32, bfloat16 or float16 [..., K, N] or [K].
-        precision: accepted, without effect; an explicit algorithm is refused.
+        a: float32, bfloat16 or float16 [..., M, K] or [K]; others are left to jax.
+        b: [..., K, N] or [K], or what `quantize_weight` returned.
+        precision: see `dot_general`.
         preferred_element_type: dtype of the result; by default the promoted dtype.
+        out_sharding: see `dot_general`.
         recipe: see `dot_general`.
         key: see `dot_general`.
 
@@ -255,42 +141,239 @@ def matmul(
         the other one, are no batch dimensions but rows of one matrix.
 
     Raises:
-        TypeError: an operand is no float array.
-        ValueError: an operand is a scalar, or shapes do not go together.
+        Exception: what jnp.matmul raises for these arguments, of the same type.
     """
-    where = "matmul"
-    a, b = _check_operand(where, "a", a), _check_operand(where, "b", b)
-    for name, x in (("a", a), ("b", b)):
-        if x.ndim == 0:
-            _check.fail(where, name, "of rank 1 or more", "a scalar", "use jnp.multiply")
-    _check_contracted(where, a, b, b.ndim - 1 if b.ndim == 1 else b.ndim - 2)
-    lead_a, lead_b = a.shape[:-2], b.shape[:-2]
-    rank = max(len(lead_a), len(lead_b))
-    wide_a, wide_b = ((1,) * (rank - len(lead)) + lead for lead in (lead_a, lead_b))
-    if any(m != n and 1 not in (m, n) for m, n in zip(wide_a, wide_b, strict=True)):
-        _check.fail(
-            where,
-            "b",
-            f"of leading dimensions that broadcast with {lead_a}, those of a",
-            str(lead_b),
-            "check the shapes",
-        )
-    # A leading dimension that one operand lacks, or has with size 1 beside a larger one, is free.
-    lacks_a, lacks_b = rank - len(lead_a), rank - len(lead_b)
-    only_a = [i for i in range(rank) if i < lacks_b or (wide_b[i] == 1 != wide_a[i])]
-    only_b = [i for i in range(rank) if i < lacks_a or (wide_a[i] == 1 != wide_b[i])]
-    common = [i for i in range(rank) if i not in only_a and i not in only_b]
-    a_core, b_core = a.shape[-2:], b.shape[-2:]
-    a = a.reshape(*(wide_a[i] for i in range(rank) if i not in only_b), *a_core)
-    b = b.reshape(*(wide_b[i] for i in range(rank) if i not in only_a), *b_core)
-    a_dims = [i for i in range(rank) if i not in only_b]
-    b_dims = [i for i in range(rank) if i not in only_a]
-    batch = ([a_dims.index(i) for i in common], [b_dims.index(i) for i in common])
-    contract = ((a.ndim - 1,), (b.ndim - 1 if len(b_core) == 1 else b.ndim - 2,))
-    out = _dot_general(
-        where, a, b, (contract, batch), precision, preferred_element_type, recipe, key
-    )
-    # out: common, only_a, M (if a is a matrix), only_b, N (if b is a matrix)
-    names = [*common, *only_a, *(["M"] * (len(a_core) - 1)), *only_b, *(["N"] * (len(b_core) - 1))]
-    wanted = [*range(rank), *(name for name in ("M", "N") if name in names)]
-    return out.transpose([names.index(name) for name in wanted])
+    keywords = _keywords(precision, preferred_element_type, out_sharding=out_sharding)
+    names = _broadcasting(("m", "k"), ("k", "n"))
+    return binary(jnp.matmul, (("a", a), ("b", b)), names, keywords, recipe, key)
+
+
+def matvec(
+    x1: Any, x2: Any, /, *, recipe: Recipe | None = None, key: jax.Array | None = None
+) -> jax.Array:
+    """`jax.numpy.matvec` with quantized operands and quantized gradients.
+
+    Args:
+        x1: [..., M, K], matrices.
+        x2: [..., K], vectors.
+        recipe: see `dot_general`.
+        key: see `dot_general`.
+
+    Returns:
+        [..., M], leading dimensions broadcast as in `matmul`.
+
+    Raises:
+        Exception: what jnp.matvec raises for these arguments, of the same type.
+    """
+    names = _broadcasting(("m", "k"), ("k",))
+    return binary(jnp.matvec, (("x1", x1), ("x2", x2)), names, {}, recipe, key)
+
+
+def vecmat(
+    x1: Any, x2: Any, /, *, recipe: Recipe | None = None, key: jax.Array | None = None
+) -> jax.Array:
+    """`jax.numpy.vecmat` with quantized operands and quantized gradients.
+
+    Args:
+        x1: [..., K], vectors.
+        x2: [..., K, N], matrices.
+        recipe: see `dot_general`.
+        key: see `dot_general`.
+
+    Returns:
+        [..., N], leading dimensions broadcast as in `matmul`.
+
+    Raises:
+        Exception: what jnp.vecmat raises for these arguments, of the same type.
+    """
+    names = _broadcasting(("k",), ("k", "n"))
+    return binary(jnp.vecmat, (("x1", x1), ("x2", x2)), names, {}, recipe, key)
+
+
+def vecdot(
+    x1: Any,
+    x2: Any,
+    /,
+    *,
+    axis: int = -1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    recipe: Recipe | None = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """`jax.numpy.vecdot` with quantized operands and quantized gradients.
+
+    Args:
+        x1: [..., K, ...], vectors along ``axis``.
+        x2: [..., K, ...], vectors along ``axis``.
+        axis: the axis of each operand that is contracted.
+        precision: see `dot_general`.
+        preferred_element_type: dtype of the result; by default the promoted dtype.
+        recipe: see `dot_general`.
+        key: see `dot_general`.
+
+    Returns:
+        The other dimensions, broadcast; those that both operands have are batch dimensions.
+
+    Raises:
+        Exception: what jnp.vecdot raises for these arguments, of the same type.
+    """
+
+    def names(x1: Operand, x2: Operand) -> tuple[Labels, Labels, Labels]:
+        sides = []
+        for x in (x1, x2):
+            own: list[Any] = _lead(x.ndim - 1)
+            own.insert(axis % x.ndim, "k")
+            sides.append(own)
+        return sides[0], sides[1], _lead(max(x1.ndim, x2.ndim) - 1)
+
+    keywords = _keywords(precision, preferred_element_type, axis=axis)
+    return binary(jnp.vecdot, (("x1", x1), ("x2", x2)), names, keywords, recipe, key)
+
+
+def vdot(
+    a: Any,
+    b: Any,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    recipe: Recipe | None = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """`jax.numpy.vdot` with quantized operands and quantized gradients.
+
+    Args:
+        a: of any shape, taken as a vector.
+        b: of the same size, taken as a vector.
+        precision: see `dot_general`.
+        preferred_element_type: dtype of the result; by default the promoted dtype.
+        recipe: see `dot_general`.
+        key: see `dot_general`.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        Exception: what jnp.vdot raises for these arguments, of the same type.
+    """
+    keywords = _keywords(precision, preferred_element_type)
+    return binary(
+        jnp.vdot, (("a", a), ("b", b)), lambda a, b: (("k",), ("k",), ()), keywords, recipe, key,
+        reshape=lambda x: x.reshape(math.prod(x.shape)),
+    )  # fmt: skip
+
+
+def inner(
+    a: Any,
+    b: Any,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    recipe: Recipe | None = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """`jax.numpy.inner` with quantized operands and quantized gradients.
+
+    Args:
+        a: [..., K].
+        b: [..., K], or what ``quantize_weight(w, axis=-1)`` returned.
+        precision: see `dot_general`.
+        preferred_element_type: dtype of the result; by default the promoted dtype.
+        recipe: see `dot_general`.
+        key: see `dot_general`.
+
+    Returns:
+        The dimensions of a, then those of b, but for the last ones; a scalar operand multiplies.
+
+    Raises:
+        Exception: what jnp.inner raises for these arguments, of the same type.
+    """
+
+    def names(a: Operand, b: Operand) -> tuple[Labels, Labels, Labels]:
+        left, right = _own("a", a.ndim - 1), _own("b", b.ndim - 1)
+        return [*left, "k"], [*right, "k"], [*left, *right]
+
+    keywords = _keywords(precision, preferred_element_type)
+    return binary(jnp.inner, (("a", a), ("b", b)), names, keywords, recipe, key)
+
+
+def tensordot(
+    a: Any,
+    b: Any,
+    axes: int | Sequence[int] | Sequence[Sequence[int]] = 2,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    recipe: Recipe | None = None,
+    key: jax.Array | None = None,
+) -> jax.Array:
+    """`jax.numpy.tensordot` with quantized operands and quantized gradients.
+
+    Args:
+        a: of any rank.
+        b: of any rank, or what `quantize_weight` returned.
+        axes: the last ``axes`` of a with the first ones of b; or (axes of a, axes of b).
+        precision: see `dot_general`.
+        preferred_element_type: dtype of the result; by default the promoted dtype.
+        out_sharding: see `dot_general`.
+        recipe: see `dot_general`.
+        key: see `dot_general`.
+
+    Returns:
+        The other dimensions of a, then those of b.
+
+    Raises:
+        Exception: what jnp.tensordot raises for these arguments, of the same type.
+    """
+
+    def names(a: Operand, b: Operand) -> tuple[Labels, Labels, Labels]:
+        if isinstance(axes, int):
+            pair: Any = (range(a.ndim - axes, a.ndim), range(axes))
+        else:
+            pair = tuple((group,) if isinstance(group, int) else group for group in axes)
+        left, right = _own("a", a.ndim), _own("b", b.ndim)
+        for number, (i, j) in enumerate(zip(*pair, strict=True)):
+            left[i % a.ndim] = right[j % b.ndim] = ("k", number)
+        return left, right, [name for name in [*left, *right] if name[0] != "k"]
+
+    keywords = _keywords(precision, preferred_element_type, out_sharding=out_sharding, axes=axes)
+    return binary(jnp.tensordot, (("a", a), ("b", b)), names, keywords, recipe, key)
+
+
+# ---- Names of dimensions -------------------------------------------------------------------------
+
+
+def _keywords(precision: Any, preferred_element_type: Any, **more: Any) -> dict[str, Any]:
+    return {
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        **more,
+    }
+
+
+def _own(side: str, count: int) -> list[Any]:
+    """Names that the other operand does not have."""
+    return [(side, i) for i in range(count)]
+
+
+def _lead(count: int) -> list[Any]:
+    """Names of leading dimensions, which broadcast from the right."""
+    return [("lead", i) for i in reversed(range(count))]
+
+
+def _broadcasting(
+    a_core: tuple[str, ...], b_core: tuple[str, ...]
+) -> Callable[[Operand, Operand], tuple[Labels, Labels, Labels]]:
+    """Leading dimensions that broadcast, before the core dimensions; a vector has only "k"."""
+
+    def names(a: Operand, b: Operand) -> tuple[Labels, Labels, Labels]:
+        sides, cores = [], []
+        for x, core in ((a, a_core), (b, b_core)):
+            core = ("k",) if x.ndim == 1 else core
+            cores += [name for name in core if name != "k"]
+            sides.append([*_lead(x.ndim - len(core)), *core])
+        rank = max(a.ndim - len(a_core), b.ndim - len(b_core), 0)
+        return sides[0], sides[1], [*_lead(rank), *cores]
+
+    return names

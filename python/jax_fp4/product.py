@@ -2,6 +2,7 @@
 
 Each operand comes in the orientation that it has: the quantizer makes the copy along either axis,
 so nothing is transposed for it. Names follow recipe.py: x and w are the operands, dy the cotangent.
+The named scopes "fprop", "dgrad" and "wgrad" are what `explain` tells the three products by.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_fp4.block_array import BlockScaledArray
@@ -25,7 +25,7 @@ from jax_fp4.recipe import Operand, Recipe
 RESIDUAL_NAME = "quantization"
 """`checkpoint_name` of the quantized residuals, for remat policies."""
 
-_DGRAD_STREAM, _WGRAD_STREAM = 0, 1  # so that one seed serves both copies of dy
+DGRAD_STREAM, WGRAD_STREAM = 0, 1  # so that one seed serves both copies of dy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Side:
         """The axis that this operand's copy for the other one's gradient contracts."""
         return "rows" if self.contract_axis == "cols" else "cols"
 
+    @property
+    def gradient(self) -> str:
+        """What the product that gives this operand's gradient is called."""
+        return "dgrad" if self.stream == DGRAD_STREAM else "wgrad"
+
 
 @dataclasses.dataclass(frozen=True)
 class Product:
@@ -53,7 +58,7 @@ class Product:
     out_dtype: str
 
 
-def _copy(operand: Operand, axis: str, stream: int = 0) -> Copy:
+def _copy(operand: Operand, axis: str, stream: int, layout: str) -> Copy:
     return Copy(
         format=operand.format,
         axis=axis,
@@ -63,7 +68,7 @@ def _copy(operand: Operand, axis: str, stream: int = 0) -> Copy:
         scale_rule=operand.scale_rule,
         four_over_six=operand.four_over_six,
         stream=stream,
-        layout="tiled",
+        layout=layout,
     )
 
 
@@ -72,35 +77,51 @@ def _copy(operand: Operand, axis: str, stream: int = 0) -> Copy:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Plain:
+class Plain:
     """An operand that a recipe leaves as it is: bfloat16 [B, rows, cols], contracted along axis."""
 
     value: jax.Array
     axis: str = dataclasses.field(metadata={"static": True})
 
 
-_Matrix = BlockScaledArray | _Plain
+Matrix = BlockScaledArray | Plain
 
 
-def _matrices(
-    x: jax.Array, wanted: Sequence[tuple[Operand | None, str, int]], key: jax.Array | None = None
-) -> list[_Matrix]:
-    """x [B, rows, cols] prepared for each (operand, axis, stream), with one pass for the copies."""
+def matrices(
+    x: jax.Array,
+    wanted: Sequence[tuple[Operand | None, str, int]],
+    key: jax.Array | None = None,
+    *,
+    layout: str = "tiled",
+    share_amax: Callable[[jax.Array], jax.Array] = lambda bits: bits,
+) -> list[Matrix]:
+    """x [B, rows, cols] prepared for each (operand, axis, stream), with one pass for the copies.
+
+    Args:
+        x: float32, bfloat16 or float16.
+        wanted: how each matrix is made.
+        key: uint32[2] for stochastic copies; None takes the fingerprint of x.
+        layout: of the scales.
+        share_amax: the amax to use, uint32 [1, B], from that of each matrix of x.
+    """
     copies = [
-        _copy(operand, axis, stream) for operand, axis, stream in wanted if operand is not None
+        _copy(operand, axis, stream, layout)
+        for operand, axis, stream in wanted
+        if operand is not None
     ]
     x4 = x[None]
     from_data = key is None and any(copy.stochastic for copy in copies)
     amax, prints = amax_for_copies(x4, copies, fingerprint=from_data)
+    amax = [bits if bits is None else share_amax(bits) for bits in amax]
     seed = _data_seed(prints, x.shape) if prints is not None else None
     if key is not None:
         seed = key[None]
     made = iter(make_copies(x4, copies, amax, [seed] * len(copies)) if copies else [])
     described = iter(copies)
-    result: list[_Matrix] = []
+    result: list[Matrix] = []
     for operand, axis, _ in wanted:
         if operand is None:
-            result.append(_Plain(x.astype(jnp.bfloat16), axis))
+            result.append(Plain(x.astype(jnp.bfloat16), axis))
             continue
         copy, (values, scales, global_scale) = next(described), next(made)
         result.append(
@@ -134,11 +155,11 @@ def _data_seed(prints: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.stack([low, high], axis=-1)
 
 
-def _multiply(a: _Matrix, b: _Matrix, out_dtype: Any) -> jax.Array:
+def multiply_matrices(a: Matrix, b: Matrix, out_dtype: Any) -> jax.Array:
     """[B, M, N] of a [B, M, K] and b [B, N, K], each contracted along its own axis."""
     if isinstance(a, BlockScaledArray) and isinstance(b, BlockScaledArray):
         return multiply(a, b, out_dtype)
-    assert isinstance(a, _Plain) and isinstance(b, _Plain)
+    assert isinstance(a, Plain) and isinstance(b, Plain)
     contract = ((2,) if a.axis == "cols" else (1,)), ((2,) if b.axis == "cols" else (1,))
     product = jax.lax.dot_general(
         a.value, b.value, (contract, ((0,), (0,))), preferred_element_type=jnp.float32
@@ -149,62 +170,105 @@ def _multiply(a: _Matrix, b: _Matrix, out_dtype: Any) -> jax.Array:
 # ---- The product with its gradients --------------------------------------------------------------
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def product(lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, spec: Product) -> jax.Array:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A right operand that was quantized before, instead of by the product."""
+
+    forward: BlockScaledArray  # [B, N, K]
+    backward: BlockScaledArray | None  # [B, K, N]; None: the recipe's dgrad is in bfloat16
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def product(
+    lhs: jax.Array,
+    rhs: jax.Array | None,
+    prepared: Prepared | None,
+    key: jax.Array | None,
+    spec: Product,
+) -> jax.Array:
     """lhs . rhs with the gradients that the recipe asks for.
 
     Args:
         lhs: float32, bfloat16 or float16 [B, M, K] or [B, K, M], as ``spec.lhs`` says.
-        rhs: float32, bfloat16 or float16 [B, N, K] or [B, K, N], as ``spec.rhs`` says.
+        rhs: float32, bfloat16 or float16 [B, N, K] or [B, K, N], as ``spec.rhs`` says. None beside
+            ``prepared``: no gradient is asked for.
+        prepared: quantized copies of rhs, which then only receives its gradient.
         key: uint32[2] for the stochastic copies of the cotangent; None takes its fingerprint.
         spec: the static rest.
 
     Returns:
         ``spec.out_dtype`` [B, M, N].
     """
-    (a,) = _matrices(lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0)])
-    (b,) = _matrices(rhs, [(spec.rhs.forward, spec.rhs.contract_axis, 0)])
-    return _multiply(a, b, spec.out_dtype)
+    with jax.named_scope("fprop"):
+        (a,) = matrices(lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0)])
+        if prepared is not None:
+            return multiply_matrices(a, prepared.forward, spec.out_dtype)
+        assert rhs is not None
+        (b,) = matrices(rhs, [(spec.rhs.forward, spec.rhs.contract_axis, 0)])
+        return multiply_matrices(a, b, spec.out_dtype)
+
+
+def save(residuals: Any) -> Any:
+    """Quantized residuals under the name that remat policies know."""
+    return jax.tree.map(lambda leaf: checkpoint_name(leaf, RESIDUAL_NAME), residuals)
+
+
+def _both(x: jax.Array, side: Side) -> list[Matrix]:
+    """An operand for the forward product and for the other operand's gradient."""
+    return matrices(
+        x, [(side.forward, side.contract_axis, 0), (side.backward, side.free_axis, 0)]
+    )
 
 
 def _product_fwd(
-    lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, spec: Product
+    lhs: jax.Array,
+    rhs: jax.Array | None,
+    prepared: Prepared | None,
+    key: jax.Array | None,
+    spec: Product,
 ) -> tuple[jax.Array, Any]:
-    a, lhs_saved = _matrices(
-        lhs,
-        [(spec.lhs.forward, spec.lhs.contract_axis, 0), (spec.lhs.backward, spec.lhs.free_axis, 0)],
-    )
-    b, rhs_saved = _matrices(
-        rhs,
-        [(spec.rhs.forward, spec.rhs.contract_axis, 0), (spec.rhs.backward, spec.rhs.free_axis, 0)],
-    )
-    saved = jax.tree.map(lambda leaf: checkpoint_name(leaf, RESIDUAL_NAME), (lhs_saved, rhs_saved))
-    like = (jnp.zeros((0,), lhs.dtype), jnp.zeros((0,), rhs.dtype))
-    return _multiply(a, b, spec.out_dtype), (*saved, key, like)
+    with jax.named_scope("fprop"):
+        a, lhs_saved = _both(lhs, spec.lhs)
+        if prepared is None:
+            assert rhs is not None
+            b, rhs_saved = _both(rhs, spec.rhs)
+        else:
+            b, rhs_saved = prepared.forward, prepared.backward
+            if rhs_saved is None:
+                if spec.rhs.backward is not None or rhs is None:
+                    raise TypeError(
+                        "jax_fp4: a product with this quantized right operand has no gradient, "
+                        "since there is no copy along the other axis; use quantize_weight, with "
+                        "trainable=True where the recipe's dgrad is not quantized"
+                    )
+                rhs_saved = Plain(rhs.astype(jnp.bfloat16), spec.rhs.free_axis)
+        y = multiply_matrices(a, b, spec.out_dtype)
+    like = jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), (lhs, rhs))
+    return y, (*save((lhs_saved, rhs_saved)), key, like)
 
 
 def _product_bwd(spec: Product, residuals: Any, dy: jax.Array) -> tuple[Any, ...]:
     lhs_saved, rhs_saved, key, (lhs_like, rhs_like) = residuals
     # dy is [B, M, N]: the gradient of lhs contracts N ("cols"), that of rhs contracts M ("rows").
-    for_lhs, for_rhs = _matrices(
-        dy,
-        [
-            (spec.lhs.cotangent, "cols", spec.lhs.stream),
-            (spec.rhs.cotangent, "rows", spec.rhs.stream),
-        ],
-        key,
-    )
+    wanted = [(spec.lhs.cotangent, "cols", spec.lhs.stream)]
+    if rhs_like is not None:
+        wanted.append((spec.rhs.cotangent, "rows", spec.rhs.stream))
+    for_lhs, *for_rhs = matrices(dy, wanted, key)
     # Each gradient comes out in the orientation of its primal.
-    if spec.lhs.contract_axis == "cols":
-        dlhs = _multiply(for_lhs, rhs_saved, lhs_like.dtype)  # [B, M, K]
-    else:
-        dlhs = _multiply(rhs_saved, for_lhs, lhs_like.dtype)  # [B, K, M]
-    if spec.rhs.contract_axis == "cols":
-        drhs = _multiply(for_rhs, lhs_saved, rhs_like.dtype)  # [B, N, K]
-    else:
-        drhs = _multiply(lhs_saved, for_rhs, rhs_like.dtype)  # [B, K, N]
-    dkey = None if key is None else np.zeros(key.shape, jax.dtypes.float0)
-    return dlhs, drhs, dkey
+    with jax.named_scope(spec.lhs.gradient):
+        if spec.lhs.contract_axis == "cols":
+            dlhs = multiply_matrices(for_lhs, rhs_saved, lhs_like.dtype)  # [B, M, K]
+        else:
+            dlhs = multiply_matrices(rhs_saved, for_lhs, lhs_like.dtype)  # [B, K, M]
+    drhs = None
+    if rhs_like is not None:
+        with jax.named_scope(spec.rhs.gradient):
+            if spec.rhs.contract_axis == "cols":
+                drhs = multiply_matrices(for_rhs[0], lhs_saved, rhs_like.dtype)  # [B, N, K]
+            else:
+                drhs = multiply_matrices(lhs_saved, for_rhs[0], rhs_like.dtype)  # [B, K, N]
+    return dlhs, drhs, None, None  # codes, scales and keys have no gradients
 
 
 product.defvjp(_product_fwd, _product_bwd)
@@ -220,10 +284,10 @@ def sides(recipe: Recipe, has_batch: bool, lhs_axis: str, rhs_axis: str) -> tupl
         )
 
     def x_side(axis: str) -> Side:
-        return Side(axis, recipe.fprop_x, recipe.wgrad_x, recipe.dgrad_dy, _DGRAD_STREAM)
+        return Side(axis, recipe.fprop_x, recipe.wgrad_x, recipe.dgrad_dy, DGRAD_STREAM)
 
     def w_side(axis: str) -> Side:
-        return Side(axis, fprop_w, dgrad_w, recipe.wgrad_dy, _WGRAD_STREAM)
+        return Side(axis, fprop_w, dgrad_w, recipe.wgrad_dy, WGRAD_STREAM)
 
     if recipe.weight == "lhs":
         return w_side(lhs_axis), x_side(rhs_axis)

@@ -86,6 +86,9 @@ class Recipe:
         wgrad_x: x along M.
         weight: which operand of a dot is w, "rhs", "lhs", or "auto": the right one, unless there
             are batch dimensions; then neither is, and both are scaled in one dimension.
+        min_contraction: products that sum fewer terms than this for an element of the result are
+            left to jax, gradients included. With 2, the default, outer products are: nothing is
+            summed there, so nothing is gained.
     """
 
     name: str
@@ -96,12 +99,14 @@ class Recipe:
     wgrad_dy: Operand | None = None
     wgrad_x: Operand | None = None
     weight: str = "auto"
+    min_contraction: int = 2
 
     def __post_init__(self) -> None:
         """Checks that the two operands of each product go together."""
         _check.instance("Recipe", "name", self.name, str, '"my recipe"')
         where = f"Recipe {self.name!r}"
         _check.one_of(where, "weight", self.weight, ("auto", "rhs", "lhs"))
+        _check.instance(where, "min_contraction", self.min_contraction, int, "2")
         for product in ("fprop_x fprop_w", "dgrad_dy dgrad_w", "wgrad_dy wgrad_x"):
             first_name, second_name = product.split()
             first, second = getattr(self, first_name), getattr(self, second_name)
@@ -141,9 +146,7 @@ class Recipe:
     def quantized(self) -> bool:
         """Whether any product is quantized."""
         return any(
-            getattr(self, field.name) is not None
-            for field in dataclasses.fields(self)
-            if field.name not in ("name", "weight")
+            isinstance(getattr(self, field.name), Operand) for field in dataclasses.fields(self)
         )
 
 

@@ -16,17 +16,19 @@ def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> An
     """The abstract value of a result.
 
     It varies over every manual mesh axis that an operand varies over; without that, custom_vjp
-    inside ``shard_map(check_vma=True)`` fails.
+    inside ``shard_map(check_vma=True)`` fails. On a mesh with explicit axes it is of that mesh, not
+    sharded: jax refuses operations on arrays of different meshes.
     """
     varying = frozenset().union(*(_varying_axes(x) for x in operands))
-    if not varying:
+    like = next((x for x in operands if not x.sharding.mesh.empty), None)
+    if like is None:
         return jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
-    like = next(x for x in operands if _varying_axes(x))
+    manual = {"manual_axis_type": like.manual_axis_type.update(varying=varying)} if varying else {}
     return jax.core.ShapedArray(
         tuple(shape),
         np.dtype(dtype),
         sharding=jax.NamedSharding(like.sharding.mesh, jax.P(*[None] * len(shape))),
-        manual_axis_type=like.manual_axis_type.update(varying=varying),
+        **manual,
     )
 
 
@@ -66,6 +68,11 @@ def weakly_typed(x: jax.Array) -> jax.Array:
     return jax.lax.convert_element_type_p.bind(
         x, new_dtype=x.dtype, weak_type=True, sharding=None
     )
+
+
+def without_mesh() -> Any:
+    """A context in which abstract evaluation sees no mesh."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 def runtime_ffi_api_version() -> tuple[int, int] | None:

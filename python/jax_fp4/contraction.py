@@ -8,6 +8,7 @@ quantized. docs/dot_family.md has both as tables.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -61,8 +62,13 @@ def operand(where: str, argument: str, x: Any) -> Operand:
 # ---- What jax says -------------------------------------------------------------------------------
 
 
-def reference(where: str, function: Callable[..., Any], *operands: Operand) -> Any:
+def reference(
+    where: str, function: Callable[..., Any], *operands: Operand, out_sharding: Any
+) -> Any:
     """Shape, dtype and weak type of ``function(*operands)``, evaluated abstractly.
+
+    Shardings are left out: a quantized product gathers what jax could not type by itself. Only
+    ``out_sharding``, a keyword that ``function`` passes on, needs the mesh.
 
     Raises:
         Exception: what jax's function raises, of the same type, with our function's name.
@@ -74,7 +80,8 @@ def reference(where: str, function: Callable[..., Any], *operands: Operand) -> A
         for x in operands
     ]
     try:
-        return jax.eval_shape(function, *abstract)
+        with contextlib.nullcontext() if out_sharding is not None else _compat.without_mesh():
+            return jax.eval_shape(function, *abstract)
     except (TypeError, ValueError, NotImplementedError, IndexError) as error:
         text = str(error).split("\n", 1)[0]
         try:
@@ -285,7 +292,7 @@ def binary(
     def call(*arrays: Any) -> Any:
         return function(*arrays, **keywords)
 
-    like = reference(where, call, lhs, rhs)
+    like = reference(where, call, lhs, rhs, out_sharding=keywords.get("out_sharding"))
     scalar = lhs.ndim == 0 or rhs.ndim == 0
     if reshape is not None and not isinstance(rhs, BlockScaledArray):
         lhs, rhs = reshape(lhs), reshape(rhs)

@@ -86,7 +86,7 @@ def einsum(
             *filled(values), out=out, optimize=optimize, out_sharding=out_sharding, **keywords
         )
 
-    like = reference(_WHERE, whole, *arrays)
+    like = reference(_WHERE, whole, *arrays, out_sharding=out_sharding)
     if len(arrays) < 2:
         return whole(*arrays)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]

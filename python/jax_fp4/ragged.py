@@ -96,7 +96,7 @@ def ragged_dot(
             out_sharding=out_sharding,
         )
 
-    like = reference(_WHERE, call, lhs, rhs, sizes)
+    like = reference(_WHERE, call, lhs, rhs, sizes, out_sharding=out_sharding)
     reason = reason_to_stay(how.recipe, (lhs, rhs), like.dtype, lhs.shape[1])
     if reason is not None:
         with scope(_WHERE, "as_it_is", reason):

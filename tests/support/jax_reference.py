@@ -157,6 +157,16 @@ def _product(a: Sequence[Any], b: Sequence[Any], out: str) -> list[gemm.Interval
     return intervals
 
 
+def product_reference(
+    lhs: Any, rhs: Any, out: str, recipe: fp4.Recipe, *, has_batch: bool
+) -> list[gemm.Interval]:
+    """The forward product of canonical lhs [B, M, K] and rhs [B, N, K], in dtype ``out``."""
+    w = recipe.fprop_w
+    if has_batch and recipe.weight == "auto" and w is not None:
+        w = dataclasses.replace(w, scaling="1d")
+    return _product(_copies(widen(lhs), recipe.fprop_x, -1), _copies(widen(rhs), w, -1), out)
+
+
 @dataclasses.dataclass(frozen=True)
 class Dot:
     """What y, and the gradients of lhs and rhs, may be: an interval for each batch element."""

@@ -42,15 +42,7 @@ def float_array(where: str, argument: str, x: Any, *, min_rank: int = 0) -> jax.
             "convert it, for example with .astype(jnp.float32)",
             TypeError,
         )
-    if not x.dtype.isnative:
-        fail(
-            where,
-            argument,
-            "in the byte order of this machine",
-            str(x.dtype),
-            'convert it with .astype(x.dtype.newbyteorder("="))',
-            TypeError,
-        )
+    byte_order(where, argument, x)
     if x.ndim < min_rank:
         fail(
             where,
@@ -60,6 +52,19 @@ def float_array(where: str, argument: str, x: Any, *, min_rank: int = 0) -> jax.
             "add dimensions with jnp.expand_dims",
         )
     return jnp.asarray(x)
+
+
+def byte_order(where: str, argument: str, x: Any) -> None:
+    """``x`` is in the byte order of this machine; NumPy's other one has the same dtype name."""
+    if not x.dtype.isnative:
+        fail(
+            where,
+            argument,
+            "in the byte order of this machine",
+            str(x.dtype),
+            'convert it with .astype(x.dtype.newbyteorder("="))',
+            TypeError,
+        )
 
 
 def precision(where: str, value: Any) -> None:

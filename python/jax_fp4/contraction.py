@@ -56,6 +56,8 @@ def operand(where: str, argument: str, x: Any) -> Operand:
             _check.fail(
                 where, argument, "an array", type(x).__name__, "pass jnp.asarray(...)", TypeError
             )
+    if isinstance(x, np.ndarray):
+        _check.byte_order(where, argument, x)
     return jnp.asarray(x)
 
 
@@ -63,9 +65,9 @@ def operand(where: str, argument: str, x: Any) -> Operand:
 
 
 def reference(
-    where: str, function: Callable[..., Any], *operands: Operand, out_sharding: Any
+    where: str, function: Callable[..., Any], operands: dict[str, Operand], out_sharding: Any
 ) -> Any:
-    """Shape, dtype and weak type of ``function(*operands)``, evaluated abstractly.
+    """Shape, dtype and weak type of ``function(*operands.values())``, evaluated abstractly.
 
     Shardings are left out: a quantized product gathers what jax could not type by itself. Only
     ``out_sharding``, a keyword that ``function`` passes on, needs the mesh.
@@ -77,16 +79,21 @@ def reference(
         jax.ShapeDtypeStruct(
             x.shape, x.dtype, weak_type=isinstance(x, jax.Array) and jax.typeof(x).weak_type
         )
-        for x in operands
+        for x in operands.values()
     ]
     try:
         with contextlib.nullcontext() if out_sharding is not None else _compat.without_mesh():
             return jax.eval_shape(function, *abstract)
     except (TypeError, ValueError, NotImplementedError, IndexError) as error:
+        names = ", ".join(f"`{name}`" for name in operands)
+        shapes = ", ".join(f"{x.dtype.name}{list(x.shape)}" for x in operands.values())
         text = str(error).split("\n", 1)[0]
         try:
-            worded = type(error)(f"jax_fp4.{where}: jax refuses these arguments: {text}")
-        except TypeError:  # an exception of jax's with another constructor
+            worded = type(error)(
+                f"jax_fp4.{where}: {names} must be what jax's function of that name takes with "
+                f"the arguments beside them, got {shapes}; it says: {text}"
+            )
+        except TypeError:  # an exception of jax's that is made in another way
             raise error from None
         raise worded from None
 
@@ -292,7 +299,8 @@ def binary(
     def call(*arrays: Any) -> Any:
         return function(*arrays, **keywords)
 
-    like = reference(where, call, lhs, rhs, out_sharding=keywords.get("out_sharding"))
+    named = dict(zip((name for name, _ in operands), (lhs, rhs), strict=True))
+    like = reference(where, call, named, keywords.get("out_sharding"))
     scalar = lhs.ndim == 0 or rhs.ndim == 0
     if reshape is not None and not isinstance(rhs, BlockScaledArray):
         lhs, rhs = reshape(lhs), reshape(rhs)

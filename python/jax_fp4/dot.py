@@ -52,7 +52,7 @@ def dot_general(
     """
 
     def names(lhs: Operand, rhs: Operand) -> tuple[Labels, Labels, Labels]:
-        (lc, rc), (lb, rb) = dimension_numbers
+        (lc, rc), (lb, rb) = _pairs(dimension_numbers, lhs)
         sides: list[list[Any]] = []
         for x, batch, contracted, side in ((lhs, lb, lc, "l"), (rhs, rb, rc, "r")):
             own: list[Any] = [(side, i) for i in range(x.ndim)]
@@ -342,6 +342,15 @@ def tensordot(
 
 
 # ---- Names of dimensions -------------------------------------------------------------------------
+
+
+def _pairs(numbers: Any, lhs: Operand) -> list[list[tuple[int, ...]]]:
+    """Dimension numbers as lax reads them: an int for one dimension, None for a plain product."""
+    if numbers is None:
+        return [[(lhs.ndim - 1,), (0,)], [(), ()]]
+    return [
+        [(side,) if isinstance(side, int) else tuple(side) for side in pair] for pair in numbers
+    ]
 
 
 def _keywords(precision: Any, preferred_element_type: Any, **more: Any) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def einsum(
     how = options(_WHERE, recipe, key, precision)
     given = [subscripts, *operands]
     places = _places(given)
-    arrays = [operand(_WHERE, f"operands[{n}]", given[i]) for n, i in enumerate(places)]
+    named = {f"operands[{n}]": given[i] for n, i in enumerate(places)}
+    arrays = [operand(_WHERE, name, x) for name, x in named.items()]
     keywords: dict[str, Any] = {
         "precision": precision,
         "preferred_element_type": preferred_element_type,
@@ -86,7 +87,7 @@ def einsum(
             *filled(values), out=out, optimize=optimize, out_sharding=out_sharding, **keywords
         )
 
-    like = reference(_WHERE, whole, *arrays, out_sharding=out_sharding)
+    like = reference(_WHERE, whole, dict(zip(named, arrays, strict=True)), out_sharding)
     if len(arrays) < 2:
         return whole(*arrays)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]

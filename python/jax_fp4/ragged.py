@@ -96,7 +96,7 @@ def ragged_dot(
             out_sharding=out_sharding,
         )
 
-    like = reference(_WHERE, call, lhs, rhs, sizes, out_sharding=out_sharding)
+    like = reference(_WHERE, call, dict(zip(arrays, given, strict=True)), out_sharding)
     reason = reason_to_stay(how.recipe, (lhs, rhs), like.dtype, lhs.shape[1])
     if reason is not None:
         with scope(_WHERE, "as_it_is", reason):
@@ -116,7 +116,7 @@ def ragged_dot(
     words = [] if how.words is None else [how.words]
     lhs, rhs, sizes, *words = _compat.vary_alike(lhs, rhs, sizes, *words)
     with scope(_WHERE, how.recipe.name):
-        y = _ragged(lhs, rhs, sizes.astype(jnp.int32), words[0] if words else None, spec)
+        y = _compiled(lhs, rhs, sizes.astype(jnp.int32), words[0] if words else None, spec)
     return finish(y, like, out_sharding)
 
 
@@ -205,7 +205,7 @@ def _by_group(tiles: _Tiles, x: Any, dy: Any, like: jax.Array) -> jax.Array:
         after = multiply(one, other, jnp.float32, accumulate=before)
         return jax.lax.dynamic_update_index_in_dim(total, after, group, 0), None
 
-    start = jnp.zeros_like(like, dtype=jnp.float32)
+    start, _ = _compat.vary_alike(jnp.zeros_like(like, dtype=jnp.float32), tiles.group)
     return jax.lax.scan(step, start, (x, dy, tiles.group))[0].astype(like.dtype)
 
 
@@ -308,3 +308,6 @@ def _ragged_bwd(spec: Product, residuals: Any, dy: jax.Array) -> tuple[Any, ...]
 
 
 _ragged.defvjp(_ragged_fwd, _ragged_bwd)
+
+# So that an eager call is one program, and not a hundred small ones.
+_compiled = jax.jit(_ragged, static_argnums=4, inline=True)

@@ -42,7 +42,6 @@ SIGNATURES: dict[str, tuple[tuple[int, ...], tuple[int, ...], Dims]] = {
     "contracted in another order": ((4, 9, 6), (6, 4, 10), (((2, 0), (0, 1)), ((), ()))),
     "contracted first, many free": ((40, 3, 5), (40, 2, 7), (((0,), (0,)), ((), ()))),
     "batch and two contracted": ((2, 4, 5, 9), (2, 4, 5, 8), (((1, 2), (1, 2)), ((0,), (0,)))),
-    "outer": ((9,), (10,), (((), ()), ((), ()))),
     "vectors": ((50,), (50,), (((0,), (0,)), ((), ()))),
 }
 

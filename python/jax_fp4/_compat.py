@@ -65,9 +65,7 @@ def gathered(x: jax.Array) -> jax.Array:
 
 def weakly_typed(x: jax.Array) -> jax.Array:
     """``x`` with a weak type, as the result of an operation on Python scalars has."""
-    return jax.lax.convert_element_type_p.bind(
-        x, new_dtype=x.dtype, weak_type=True, sharding=None
-    )
+    return jax.lax.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def without_mesh() -> Any:

@@ -23,7 +23,7 @@ from jax_fp4 import _check, _compat
 from jax_fp4.block_array import BlockScaledArray, check_array
 from jax_fp4.product import Product, product, sides
 from jax_fp4.recipe import Recipe, resolve
-from jax_fp4.weight import QuantizedWeight, prepared
+from jax_fp4.weight import prepared
 
 Label = Hashable
 Labels = Sequence[Label]
@@ -102,7 +102,7 @@ def reference(
 
 
 def reason_to_stay(
-    recipe: Recipe, operands: Sequence[Operand], result: np.dtype, terms: int
+    recipe: Recipe, operands: Sequence[Operand], result: np.dtype, terms: int | None
 ) -> str | None:
     """Why a product is computed by jax as it is, or None where the recipe says what is done.
 
@@ -110,20 +110,26 @@ def reason_to_stay(
         recipe: the recipe in force; its ``min_contraction`` counts.
         operands: of the product.
         result: dtype that jax gives the product.
-        terms: products that are summed for one element of the result.
+        terms: products that are summed for one element of the result; None for a multiplication
+            by a scalar.
 
     Returns:
-        One word, which `explain` shows: "integers", the name of a dtype, or "sum_of_<terms>".
+        One word, which `explain` shows: "integers", the name of a dtype, "scalar", or
+        "sum_of_<terms>".
     """
     names = [x.dtype.name for x in operands]
     others = [name for name in names if name not in _check.FLOAT_DTYPES]
-    whole = [name for name in others if jnp.issubdtype(jnp.dtype(name), jnp.integer) or name == "bool"]
+    whole = [
+        name for name in others if jnp.issubdtype(jnp.dtype(name), jnp.integer) or name == "bool"
+    ]
     if len(whole) == len(names):
         return "integers"
     if len(whole) < len(others):
         return next(name for name in others if name not in whole)
     if result.name not in _check.FLOAT_DTYPES:
         return result.name
+    if terms is None:
+        return "scalar"
     if terms < recipe.min_contraction:
         return f"sum_of_{terms}"
     return None
@@ -131,7 +137,9 @@ def reason_to_stay(
 
 def scope(where: str, *words: str) -> Any:
     """A `jax.named_scope` that profiles show and `explain` reads."""
-    return jax.named_scope(".".join(["jax_fp4", where, *(re.sub(r"[^\w-]", "_", w) for w in words)]))
+    return jax.named_scope(
+        ".".join(["jax_fp4", where, *(re.sub(r"[^\w-]", "_", w) for w in words)])
+    )
 
 
 # ---- The contraction -----------------------------------------------------------------------------
@@ -305,42 +313,23 @@ def binary(
     if reshape is not None and not isinstance(rhs, BlockScaledArray):
         lhs, rhs = reshape(lhs), reshape(rhs)
     left, right, out = ((), (), ()) if scalar else names(lhs, rhs)
-    terms = 1 if scalar else terms_of(lhs, left, rhs, right, out)
+    terms = None if scalar else terms_of(lhs, left, rhs, right, out)
     reason = reason_to_stay(how.recipe, (lhs, rhs), like.dtype, terms)
-    if reason is None and not scalar:
+    if reason is None:
         result = contract(lhs, left, rhs, right, out, like.dtype, how)
         return finish(result, like, keywords.get("out_sharding"))
     if isinstance(rhs, BlockScaledArray):
         rhs = refuse_weight(where, operands[1][0], reason)
-    with scope(where, "as_it_is", reason or "scalar"):
+    with scope(where, "as_it_is", reason):
         return call(lhs, rhs)
 
 
-def refuse_weight(where: str, argument: str, reason: str | None) -> Any:
+def refuse_weight(where: str, argument: str, reason: str) -> Any:
     """A quantized weight in a product that the policy does not quantize."""
     return _check.fail(
         where,
         argument,
         "an array where the product is not quantized",
-        f"a BlockScaledArray ({reason or 'scalar'})",
+        f"a BlockScaledArray ({reason})",
         "pass the weight itself, or float operands with a longer contraction",
     )
-
-
-__all__ = [
-    "Label",
-    "Labels",
-    "Operand",
-    "Options",
-    "QuantizedWeight",
-    "binary",
-    "contract",
-    "finish",
-    "operand",
-    "options",
-    "reason_to_stay",
-    "reference",
-    "refuse_weight",
-    "scope",
-    "terms_of",
-]

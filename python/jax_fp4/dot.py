@@ -61,7 +61,9 @@ def dot_general(
                     own[i] = (kind, number)
             sides.append(own)
         batch = [("batch", i) for i in range(len(lb))]
-        free = [name for own, side in zip(sides, "lr", strict=True) for name in own if name[0] == side]
+        free = [
+            name for own, side in zip(sides, "lr", strict=True) for name in own if name[0] == side
+        ]
         return sides[0], sides[1], [*batch, *free]
 
     keywords = {

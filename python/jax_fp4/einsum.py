@@ -121,7 +121,9 @@ def _step(
     """One step of the plan: the sum over an operand, or the product of two."""
     if len(parts) == 1:
         ((_, x, own),) = parts
-        return jnp.einsum(f"{own}->{result}", _array(x, "one operand"), preferred_element_type=dtype)
+        return jnp.einsum(
+            f"{own}->{result}", _array(x, "one operand"), preferred_element_type=dtype
+        )
     (_, lhs, left), (_, rhs, right) = parts
     sizes = [dict(zip(n, x.shape, strict=True)) for n, x in ((left, lhs), (right, rhs))]
     lhs, left = _alone(lhs, left, sizes[1], result, dtype)

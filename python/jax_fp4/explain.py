@@ -20,6 +20,7 @@ from jax_fp4.formats import FORMATS, Format
 
 _OURS = "jax_fp4_scaled_matmul"
 _JAX = ("dot_general", "ragged_dot_general")
+_SCALAR = "jax_fp4.inner.as_it_is."  # the one function that multiplies by scalars without a dot
 _CALL = re.compile(r"jax_fp4\.(\w+)\.([\w-]+)(?:\.([\w-]+))?")
 _ROLE = re.compile(r"\b(fprop|dgrad|wgrad)\b")
 
@@ -114,7 +115,7 @@ def _products(jaxpr: Any, above: str, times: int | None) -> Iterator[ExplainedPr
         name = equation.primitive.name
         if name == _OURS:
             yield _quantized(equation, stack, times)
-        elif name in _JAX or (name == "mul" and ".as_it_is.scalar" in stack):
+        elif name in _JAX or (name == "mul" and _SCALAR in stack):
             call = _CALL.search(stack)
             if call is not None:
                 yield _as_it_is(equation, stack, call, times)

@@ -216,9 +216,7 @@ def save(residuals: Any) -> Any:
 
 def _both(x: jax.Array, side: Side) -> list[Matrix]:
     """An operand for the forward product and for the other operand's gradient."""
-    return matrices(
-        x, [(side.forward, side.contract_axis, 0), (side.backward, side.free_axis, 0)]
-    )
+    return matrices(x, [(side.forward, side.contract_axis, 0), (side.backward, side.free_axis, 0)])
 
 
 def _product_fwd(

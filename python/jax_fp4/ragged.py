@@ -138,7 +138,7 @@ class _Tiles:
 
     def collect(self, tiles: jax.Array) -> jax.Array:
         """[T, 128, C] as [M, C], zero for rows behind all groups."""
-        flat = tiles.reshape(-1, tiles.shape[-1])
+        flat = tiles.reshape(tiles.shape[0] * TILE_ROWS, tiles.shape[2])
         return flat.at[self.place].get(mode="fill", fill_value=0)
 
     def share(self, groups: int) -> Callable[[jax.Array], jax.Array]:
@@ -222,9 +222,7 @@ def _plain(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, dtype: Any) -> jax.
     if rhs.ndim == 3:
         y = jax.lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=jnp.float32)
     else:
-        y = jax.lax.ragged_dot_general(
-            lhs, rhs, sizes, _WGRAD, preferred_element_type=jnp.float32
-        )
+        y = jax.lax.ragged_dot_general(lhs, rhs, sizes, _WGRAD, preferred_element_type=jnp.float32)
     return y.astype(dtype)
 
 

@@ -125,9 +125,7 @@ def quantize_weight(
     return q
 
 
-def prepared(
-    where: str, q: BlockScaledArray, recipe: Recipe
-) -> tuple[jax.Array | None, Prepared]:
+def prepared(where: str, q: BlockScaledArray, recipe: Recipe) -> tuple[jax.Array | None, Prepared]:
     """(master [1, ...] or None, copies) of a quantized right operand, for `product`.
 
     Args:

@@ -101,9 +101,7 @@ def test_every_form_of_einsum_has_the_signature_of_jax(args: Any, keywords: Any)
     """Ellipsis, diagonals, own indices, implicit results, paths, broadcasting, errors."""
     subscripts, *shapes = args
     for dtypes in (("float32",) * 4, ("bfloat16", "float32", "bfloat16", "int32")):
-        operands = [
-            jnp.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)
-        ]
+        operands = [jnp.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
         call = Call("einsum", (), (subscripts,), (), keywords)
         wanted = outcome(call, jnp.einsum, operands)
         assert outcome(call, fp4.einsum, operands) == wanted
@@ -211,9 +209,7 @@ def test_outer_products_are_left_to_jax(terms: int) -> None:
     if terms == 1:
         same_bytes(fp4.einsum("i,j->ij", x[:, 0], w[0]), jnp.outer(x[:, 0], w[0]))
         assert not np.array_equal(fp4.dot(x, w, recipe=own), jnp.dot(x, w))
-        mine, jaxs = (
-            jax.grad(lambda x, f=f: (f(x, w) ** 2).sum())(x) for f in (fp4.dot, jnp.dot)
-        )
+        mine, jaxs = (jax.grad(lambda x, f=f: (f(x, w) ** 2).sum())(x) for f in (fp4.dot, jnp.dot))
         same_bytes(mine, jaxs)
 
 

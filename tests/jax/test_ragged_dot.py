@@ -8,6 +8,7 @@ group sizes are known on the device only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -42,21 +43,17 @@ SIZES = {
 }
 
 
+@functools.partial(jax.jit, static_argnums=4)
 def results(x: Any, w: Any, sizes: Any, dy: Any, recipe: fp4.Recipe, key: Any = None) -> Any:
     """y, dx, dw; compiled, with the sizes as an operand."""
-
-    @jax.jit
-    def run(x: Any, w: Any, sizes: Any, dy: Any) -> Any:
-        y, back = jax.vjp(
-            lambda x, w: fp4.ragged_dot(
-                x, w, sizes, preferred_element_type=dy.dtype, recipe=recipe, key=key
-            ),
-            x,
-            w,
-        )
-        return y, *back(dy)
-
-    return run(x, w, jnp.asarray(sizes, jnp.int32), dy)
+    y, back = jax.vjp(
+        lambda x, w: fp4.ragged_dot(
+            x, w, sizes, preferred_element_type=dy.dtype, recipe=recipe, key=key
+        ),
+        x,
+        w,
+    )
+    return y, *back(dy)
 
 
 def widened(interval: gemm.Interval, exact: np.ndarray, tiles: int) -> gemm.Interval:
@@ -81,7 +78,7 @@ def test_each_group_is_a_dot_of_its_own(name: str, recipe: str) -> None:
     scale = np.repeat(2.0 ** (-3 * np.arange(groups)), sizes)
     x = x * jnp.asarray(np.append(scale, np.ones(behind)), jnp.bfloat16)[:, None]
     dy = gaussian(3, (rows, N))
-    y, dx, dw = results(x, w, sizes, dy, RECIPES[recipe])
+    y, dx, dw = results(x, w, jnp.array(sizes), dy, RECIPES[recipe])
     assert (y.dtype, dx.dtype, dw.dtype) == (dy.dtype, x.dtype, w.dtype)
     start = 0
     for g, size in enumerate(sizes):
@@ -102,7 +99,7 @@ def test_each_group_is_a_dot_of_its_own(name: str, recipe: str) -> None:
 
 def test_stochastic_gradients_are_unbiased_and_reproducible() -> None:
     """The published recipe: the same bits for the same key, others for another; right on average."""
-    sizes, rows = [100, 0, 60], 160
+    sizes, rows = jnp.array([100, 0, 60]), 160
     x, w, dy = gaussian(4, (rows, K)), gaussian(5, (3, K, N)), gaussian(6, (rows, N))
     keys = jax.random.split(jax.random.key(0), 16)
     draws = [results(x, w, sizes, dy, fp4.recipes.NVFP4, key)[1:] for key in keys]
@@ -114,7 +111,7 @@ def test_stochastic_gradients_are_unbiased_and_reproducible() -> None:
         assert not np.array_equal(draws[0][i], draws[1][i])
         assert not np.array_equal(draws[0][i], from_data[i])
         exact = [np.asarray(v, np.float64) for v in
-                 jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, jnp.array(sizes)), x, w)[1](dy)]  # fmt: skip
+                 jax.vjp(lambda x, w: jax.lax.ragged_dot(x, w, sizes), x, w)[1](dy)]  # fmt: skip
         error = lambda v, i=i, exact=exact: np.linalg.norm(v - exact[i]) / np.linalg.norm(exact[i])  # noqa: E731
         mean = np.mean([np.asarray(d[i], np.float64) for d in draws], 0)
         assert error(mean) < 0.85 * error(np.asarray(draws[0][i], np.float64))
@@ -144,7 +141,7 @@ def test_sizes_are_not_static() -> None:
 def test_a_bad_row_spoils_its_row_only() -> None:
     """NaN in one token: its y is NaN; dw of its group has NaN, other groups are as before."""
     x, w, dy = gaussian(9, (60, K)), gaussian(10, (3, K, N)), gaussian(11, (60, N))
-    sizes = [20, 20, 20]
+    sizes = jnp.array([20, 20, 20])
     clean = results(x, w, sizes, dy, RECIPES["MXFP4"])
     y, dx, dw = results(x.at[25, 3].set(jnp.nan), w, sizes, dy, RECIPES["MXFP4"])
     assert np.isnan(np.asarray(y[25])).all()

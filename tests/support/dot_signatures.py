@@ -144,7 +144,9 @@ def _core(function: str, rng: np.random.Generator) -> Any:
         left, right = ([*batch, *summed, *group] for group in free)
         rng.shuffle(left)
         rng.shuffle(right)
-        ours = [[n for n in own if n in group] for own, group in zip((left, right), free, strict=True)]
+        ours = [
+            [n for n in own if n in group] for own, group in zip((left, right), free, strict=True)
+        ]
         out = [*batch, *ours[0], *ours[1]]
         pairs = [tuple(own.index(n) for n in summed) for own in (left, right)]
         after = ()
@@ -208,9 +210,7 @@ def _move_axis(rng: np.random.Generator, left: Any, right: Any, specs: Any) -> A
     return axis, *names, moved
 
 
-def _subscripts(
-    rng: np.random.Generator, left: Any, right: Any, out: Any, valid: bool
-) -> str:
+def _subscripts(rng: np.random.Generator, left: Any, right: Any, out: Any, valid: bool) -> str:
     letters = dict(zip(dict.fromkeys([*left, *right]), string.ascii_letters, strict=False))
     a, b, c = ("".join(letters.get(n, "z") for n in own) for own in (left, right, out))
     if not valid and rng.random() < 0.15:

@@ -210,13 +210,13 @@ def _product(
     how: Options,
 ) -> jax.Array:
     """The product as [batch, free of lhs, free of rhs], each one merged to one dimension."""
-    lhs3, lhs_axis = _as_matrix(_as_float(lhs), left, batch, summed, free[0])
+    lhs3, lhs_axis = _as_matrix(as_float(lhs), left, batch, summed, free[0])
     weight = None
     if isinstance(rhs, BlockScaledArray):
         rhs_axis = _check_weight(how.where, rhs, right, batch, summed)
         rhs3, weight = prepared(how.where, rhs, how.recipe)
     else:
-        rhs3, rhs_axis = _as_matrix(_as_float(rhs), right, batch, summed, free[1])
+        rhs3, rhs_axis = _as_matrix(as_float(rhs), right, batch, summed, free[1])
     lhs_side, rhs_side = sides(how.recipe, bool(batch), lhs_axis, rhs_axis)
     leaves, tree = jax.tree.flatten((lhs3, rhs3, weight, how.words))
     lhs3, rhs3, weight, words = jax.tree.unflatten(tree, _compat.vary_alike(*leaves))
@@ -225,7 +225,7 @@ def _product(
     )
 
 
-def _as_float(x: Operand) -> jax.Array:
+def as_float(x: Operand) -> jax.Array:
     """An operand that may be quantized: integers beside floats as float32, which they become."""
     assert not isinstance(x, BlockScaledArray)
     return _compat.gathered(x if x.dtype.name in _check.FLOAT_DTYPES else x.astype(jnp.float32))

@@ -20,7 +20,7 @@ from jax_fp4.formats import FORMATS, Format
 
 _OURS = "jax_fp4_scaled_matmul"
 _JAX = ("dot_general", "ragged_dot_general")
-_SCALAR = "jax_fp4.inner.as_it_is."  # the one function that multiplies by scalars without a dot
+_SCALAR = "jax_fp4.inner.as_it_is."  # jnp.inner multiplies scalars without a dot
 _CALL = re.compile(r"jax_fp4\.(\w+)\.([\w-]+)(?:\.([\w-]+))?")
 _ROLE = re.compile(r"\b(fprop|dgrad|wgrad)\b")
 

@@ -1,13 +1,12 @@
 """ragged_dot: each group of rows times its own matrix (mixture of experts), with gradients.
 
-Groups lie in tiles of 128 rows, so that no tile, no block and no Hadamard group holds rows of two of
-them. How many tiles there can be follows from the static shapes; which tile belongs to which group
-is computed on the device from the group sizes. A group has one amax, as if it were a dot of its own.
-The three products run over the tiles in a scan:
+Groups lie in tiles of 128 rows, so that no tile, no block and no Hadamard group holds rows of two
+of them. How many tiles there can be follows from static shapes; which tile belongs to which group
+is computed on the device from the group sizes. A group has one amax, as if it were a dot of its
+own.
+The three products run over the tiles in a scan, g being the group of tile t:
 
-    fprop: y[t]   = x[t] . w[g]^T    dgrad: dx[t] = dy[t] . w[g]^T    wgrad: dw[g] += x[t]^T . dy[t]^T
-
-with g the group of tile t.
+    fprop: y[t] = x[t] . w[g]    dgrad: dx[t] = dy[t] . w[g]^T    wgrad: dw[g] += x[t]^T . dy[t]
 """
 
 from __future__ import annotations
@@ -22,7 +21,15 @@ import jax.numpy as jnp
 
 from jax_fp4 import _check, _compat
 from jax_fp4.block_array import BlockScaledArray
-from jax_fp4.contraction import finish, operand, options, reason_to_stay, reference, scope
+from jax_fp4.contraction import (
+    as_float,
+    finish,
+    operand,
+    options,
+    reason_to_stay,
+    reference,
+    scope,
+)
 from jax_fp4.matmul import multiply
 from jax_fp4.product import Product, matrices, save, sides
 from jax_fp4.recipe import Operand, Recipe
@@ -80,10 +87,12 @@ def ragged_dot(
             TypeError,
         )
     arrays = {"lhs": lhs, "rhs": rhs, "group_sizes": group_sizes}
-    given = [operand(_WHERE, name, x) for name, x in arrays.items()]
-    for name, x in zip(arrays, given, strict=True):
+    given: list[jax.Array] = []
+    for name, value in arrays.items():
+        x = operand(_WHERE, name, value)
         if isinstance(x, BlockScaledArray):
             _check.fail(_WHERE, name, "an array", type(x).__name__, "pass the array", TypeError)
+        given.append(x)
     lhs, rhs, sizes = given
 
     def call(lhs: Any, rhs: Any, sizes: Any) -> Any:
@@ -101,9 +110,7 @@ def ragged_dot(
     if reason is not None:
         with scope(_WHERE, "as_it_is", reason):
             return call(lhs, rhs, sizes)
-    lhs, rhs = (x if x.dtype.name in _check.FLOAT_DTYPES else x.astype(jnp.float32)
-                for x in (lhs, rhs))  # fmt: skip
-    lhs, rhs, sizes = (_compat.gathered(x) for x in (lhs, rhs, sizes))
+    lhs, rhs, sizes = as_float(lhs), as_float(rhs), _compat.gathered(sizes)
     if how.recipe.weight == "lhs":
         _check.fail(
             _WHERE,
@@ -265,11 +272,9 @@ def _forward(
             y = tiles.collect(_by_tile(tiles, x, w, spec.out_dtype))
     if not saved:
         return y, None, None
-    plain = [v.astype(jnp.bfloat16) for v in (lhs, rhs)]
-    return y, *(
-        one if one is not None else other
-        for one, other in zip((lhs_saved[0], rhs_saved[0]), plain, strict=True)
-    )
+    (kept,), (kept_w,) = lhs_saved, rhs_saved
+    kept = lhs.astype(jnp.bfloat16) if kept is None else kept
+    return y, kept, rhs.astype(jnp.bfloat16) if kept_w is None else kept_w
 
 
 def _ragged_fwd(

@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def snippets(text: str) -> list[str]:
-    """Every fenced Python block, with as many empty lines before it as make its line numbers right."""
+    """Every fenced Python block, behind as many empty lines as make its line numbers right."""
     return ["\n" * text[: m.start(1)].count("\n") + m[1] for m in _BLOCK.finditer(text)]
 
 

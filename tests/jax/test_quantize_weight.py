@@ -1,7 +1,8 @@
 """Weights quantized once: the same bits as quantizing them for every product, and never stale.
 
-Contract: a product with quantize_weight(w) is the product with w, bit for bit, forward and backward;
-gradients reach w; copies that do not belong to their master are an error, or NaN where it is traced.
+Contract: a product with quantize_weight(w) is the product with w, bit for bit, forward and
+backward; gradients reach w; copies that do not belong to their master are an error, or NaN where it
+is traced.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def test_a_stale_copy_is_refused_where_values_are_known() -> None:
 
 @pytest.mark.parametrize("recipe", [fp4.recipes.NVFP4, fp4.recipes.MXFP4], ids=lambda r: r.name)
 def test_a_stale_copy_gives_nan_where_values_are_traced(recipe: fp4.Recipe) -> None:
-    """Under jit, with the copies of an earlier step: y and both gradients are NaN, never numbers."""
+    """Under jit, with the copies of an earlier step: y and both gradients are NaN."""
     q = fp4.quantize_weight(W, recipe)
 
     @jax.jit

@@ -98,7 +98,7 @@ def test_each_group_is_a_dot_of_its_own(name: str, recipe: str) -> None:
 
 
 def test_stochastic_gradients_are_unbiased_and_reproducible() -> None:
-    """The published recipe: the same bits for the same key, others for another; right on average."""
+    """The published recipe: a key decides the bits; right on average."""
     sizes, rows = jnp.array([100, 0, 60]), 160
     x, w, dy = gaussian(4, (rows, K)), gaussian(5, (3, K, N)), gaussian(6, (rows, N))
     keys = jax.random.split(jax.random.key(0), 16)

@@ -9,6 +9,7 @@ gradient (quantize, scaled_matmul) says so.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -56,7 +57,7 @@ class Function:
 
 FUNCTIONS = {
     "quantize": Function(
-        lambda x, w: (fp4.dequantize(fp4.quantize(x)), fp4.quantize(w, axis=0, hadamard=True).values),
+        lambda x, w: (fp4.dequantize(fp4.quantize(x)), fp4.quantize(w, axis=0, hadamard=True)),
         (8, 40), (40, 6), differentiable=False,
     ),
     "scaled_matmul": Function(
@@ -163,18 +164,19 @@ def shard_map_over_examples(f: Function) -> None:
     count = jax.device_count()
     xs, ws = f.operands(count)
     wanted = loop(jax.jit(f.gradients), xs, ws)
-    for mesh in meshes(AxisType.Auto, AxisType.Explicit):
-        for check_vma in (True, False):
-            mapped = jax.shard_map(
-                lambda x, w: jax.tree.map(lambda v: v[None], f.gradients(x[0], w[0])),
-                mesh=mesh,
-                in_specs=P("d"),
-                out_specs=P("d"),
-                check_vma=check_vma,
-            )
-            with jax.set_mesh(mesh):
-                placed = [jax.device_put(v, NamedSharding(mesh, P("d"))) for v in (xs, ws)]
-                same_bytes(jax.device_get(jax.jit(mapped)(*placed)), jax.device_get(wanted))
+
+    def one(x: Any, w: Any) -> Any:
+        return jax.tree.map(lambda v: v[None], f.gradients(x[0], w[0]))
+
+    for mesh, check_vma in itertools.product(
+        meshes(AxisType.Auto, AxisType.Explicit), (True, False)
+    ):
+        mapped = jax.shard_map(
+            one, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check_vma
+        )
+        with jax.set_mesh(mesh):
+            placed = [jax.device_put(v, NamedSharding(mesh, P("d"))) for v in (xs, ws)]
+            same_bytes(jax.device_get(jax.jit(mapped)(*placed)), jax.device_get(wanted))
 
 
 @transform

@@ -45,16 +45,6 @@ class Spec:
             return jnp.asarray(rng.standard_normal(self.shape), self.kind)
         return jnp.asarray(values, jnp.float32).astype(self.kind)
 
-    @property
-    def rounded_kind(self) -> bool:
-        """Whether the operand goes into a quantized product if the other one does."""
-        return self.kind not in ("complex64", "float8_e4m3fn")
-
-    @property
-    def whole(self) -> bool:
-        """Whether it holds integers or truth values."""
-        return self.kind.split()[-1] in ("int32", "int8", "uint8", "bool", "int")
-
 
 @dataclasses.dataclass(frozen=True)
 class Call:
@@ -124,8 +114,8 @@ def _core(function: str, rng: np.random.Generator) -> Any:
         sizes = {"m": _size(rng), "n": _size(rng), "k": k}
         longest = left if len(left) > len(right) else right
         out = [*longest, *[n for n in (*a, *b) if n != "k"]]
-        return ((), (), [*left, *a], [*right, *b], out,
-                [*left_sizes, *(sizes[n] for n in a)], [*right_sizes, *(sizes[n] for n in b)])  # fmt: skip
+        own = [[*left_sizes, *(sizes[n] for n in a)], [*right_sizes, *(sizes[n] for n in b)]]
+        return (), (), [*left, *a], [*right, *b], out, *own
     free = [[f"{side}{i}" for i in range(few())] for side in "lr"]
     sizes = {n: _size(rng) for group in free for n in group}
     if function in ("dot", "inner"):
@@ -218,10 +208,8 @@ def _subscripts(rng: np.random.Generator, left: Any, right: Any, out: Any, valid
     return f"{a}, {b} -> {c}" if rng.random() < 0.3 else f"{a},{b}->{c}"
 
 
-def canonical(x: Any, own: Names, other: Names, shape: Any, groups: Any) -> np.ndarray:
-    """``x`` as [batch, rows, contracted] for the names of each group, in their order."""
-    del other
-    x = np.asarray(x)
+def canonical(x: np.ndarray, own: list[str], groups: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """``x`` with its dimensions in the order of the groups of names, each group merged to one."""
     order = [own.index(n) for group in groups for n in group]
     assert sorted(order) == list(range(x.ndim))
     return np.ascontiguousarray(x.transpose(order)).reshape(shape)
@@ -236,7 +224,6 @@ class Canonical:
     batch: Names
     rows: tuple[Names, Names]
     terms: int
-    sizes: dict[str, int]
 
     def of_result(self, y: Any, out: Names) -> np.ndarray:
         """The result as [B, M, N]."""
@@ -259,22 +246,20 @@ def canonical_product(call: Call, operands: Any) -> Canonical:
         for n, s in zip(own, x.shape, strict=True):
             sizes[n] = max(s, sizes.get(n, 1))
     squeezed = []
-    for own, other, x in ((left, right, arrays[0]), (right, left, arrays[1])):
-        drop = [i for i, n in enumerate(own) if x.shape[i] == 1 and sizes[n] > 1]
-        squeezed.append(([n for n in own if own.index(n) not in drop], x.squeeze(tuple(drop))))
-        del other
+    for own, x in ((left, arrays[0]), (right, arrays[1])):
+        drop = tuple(i for i, n in enumerate(own) if x.shape[i] == 1 and sizes[n] > 1)
+        squeezed.append(([n for i, n in enumerate(own) if i not in drop], x.squeeze(drop)))
     (left, a), (right, b) = squeezed
     batch = tuple(n for n in out if n in left and n in right)
     summed = tuple(n for n in left if n in right and n not in batch)
-    rows = tuple(
-        tuple(n for n in own if n not in batch and n not in summed) for own in (left, right)
+    free = [tuple(n for n in own if n not in (*batch, *summed)) for own in (left, right)]
+    count, terms, rows, cols = (
+        math.prod(sizes[n] for n in group) for group in (batch, summed, *free)
     )
-    shapes = [math.prod(sizes[n] for n in group) for group in (batch, summed, *rows)]
     return Canonical(
-        canonical(a, tuple(left), (), (shapes[0], shapes[2], shapes[1]), (batch, rows[0], summed)),
-        canonical(b, tuple(right), (), (shapes[0], shapes[3], shapes[1]), (batch, rows[1], summed)),
+        canonical(a, left, (batch, free[0], summed), (count, rows, terms)),
+        canonical(b, right, (batch, free[1], summed), (count, cols, terms)),
         batch,
-        (rows[0], rows[1]),
-        shapes[1],
-        sizes,
+        (free[0], free[1]),
+        terms,
     )

@@ -90,7 +90,7 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     """Shows the products that a function runs, without running it.
 
     ``print(explain(f)(*args))`` lists every product of `dot` and its relatives, and of
-    `scaled_matmul`, in ``f(*args)``: its shape, formats, padding and bytes, whether it is quantized,
+    `scaled_matmul`, in ``f(*args)``: shape, formats, padding and bytes, whether it is quantized,
     and why or why not. Wrap the gradient, ``explain(jax.grad(f))``, to see the backward pass too.
     Products that do not go through `jax_fp4` are not listed.
 

@@ -82,6 +82,7 @@ EINSUMS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
     (("ij,jk,ik->", (3, 4), (4, 5), (3, 5)), {"optimize": "greedy"}),
     (("ij,jk->ik", (3, 1), (4, 5)), {}),
     (("ij,kj->ik", (3, 4), (5, 1)), {}),
+    (("ijx,kjx->ik", (3, 4, 8), (5, 1, 8)), {}),
     (("ij->ji", (3, 4)), {}),
     (("ii->", (4, 4)), {}),
     (("i,j->ij", (4,), (5,)), {}),
@@ -173,6 +174,8 @@ def test_own_indices_and_diagonals_are_summed_before_quantization() -> None:
     a, b = gaussian(4, (6, 6, 20, 2)), gaussian(5, (20, 7, 3))
     plain = fp4.dot(jnp.einsum("iijx->ij", a), jnp.einsum("jky->jk", b))
     same_bytes(fp4.einsum("iijx,jky->ik", a, b), plain)
+    c, d = gaussian(13, (3, 4, 40)), gaussian(14, (5, 1, 40))  # a size of 1 is broadcast
+    same_bytes(fp4.einsum("ijx,kjx->ik", c, d), fp4.inner(c.sum(1), d[:, 0]))
 
 
 # ---- The policy ----------------------------------------------------------------------------------

@@ -216,9 +216,16 @@ def donated_operands(f: Function) -> None:
     same_bytes(donated, wanted)
 
 
+# Without jit, ragged_dot is a hundred small programs.
+SLOW = {("eager_and_disable_jit", "ragged_dot")}
+CELLS = [
+    pytest.param(*cell, marks=[pytest.mark.slow] if cell in SLOW else [])
+    for cell in itertools.product(TRANSFORMS, FUNCTIONS)
+]
+
+
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("row", TRANSFORMS)
+@pytest.mark.parametrize(("row", "name"), CELLS)
 def test_cell(row: str, name: str) -> None:
     """One cell of the table."""
     TRANSFORMS[row](FUNCTIONS[name])
@@ -230,6 +237,7 @@ def test_products_have_no_effects() -> None:
         assert not jax.make_jaxpr(f.gradients)(*f.operands()).effects
 
 
+@pytest.mark.slow
 def test_the_sharded_cells_on_four_devices() -> None:
     """The cells about meshes again, on four fake devices."""
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"

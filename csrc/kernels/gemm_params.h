@@ -22,62 +22,91 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
-// ---- gemm_sm100.cu ------------------------------------------------------------------------------
+// ---- gemm_sm100.cu and gemm_sm120.cu --------------------------------------------------------------
 
-// Threads of a CTA: a producer warp, an MMA warp, four epilogue warps.
+// Threads of a CTA of gemm_sm100.cu: a producer warp, an MMA warp, four epilogue warps.
 inline constexpr u32 kGemmThreads = 192;
-// A stage holds this much of every row of A and B: one span of the 128-byte swizzle.
+// The span of the 128-byte swizzle. In gemm_sm100.cu a stage holds this much of every row of A and B.
 inline constexpr u32 kGemmRowBytes = 128;
 // Rows of A and D in a CTA.
 inline constexpr u32 kGemmRows = 128;
-// Each of the four epilogue warps has two buffers of 32 rows, in columns of D that fill a swizzle span.
+// Warps finish D in buffers of 32 rows, in columns of D that fill a swizzle span.
 inline constexpr u32 kGemmStoreRows = 32;
 inline constexpr u32 kGemmBufferBytes = kGemmStoreRows * kGemmRowBytes;
+// In gemm_sm100.cu each of the four epilogue warps has two.
 inline constexpr u32 kGemmBuffers = 8;
 // Of a CTA on sm_100 and sm_103: 227 KiB, less 1 KiB that CUDA keeps (CUDA C++ Programming Guide).
 inline constexpr u32 kGemmSharedLimit = 232448 - 1024;
+// On sm_120 and sm_121: 99 KiB.
+inline constexpr u32 kGemmSharedLimitSm120 = 101376;
 inline constexpr u32 kGemmBarrierBytes = 512;
 
+// MMAs that a split of K is a multiple of, and that a stage of gemm_sm100.cu has.
 inline constexpr u32 kGemmStageSteps = 4;
 // In GemmParams::row_groups: the first number that is no group.
 inline constexpr u32 kNoGroup = 1u << 31;
 
 enum class GemmKind : u8 { nvfp4, mxfp4, mxf8f6f4 };
 
-// What distinguishes the kernels that gemm_sm100.cu is compiled to. A tile of D is tile_m() x tile_n.
+// What multiplies: tcgen05 is gemm_sm100.cu, mma_sync is gemm_sm120.cu.
+enum class GemmCore : u8 { tcgen05, mma_sync };
+
+// What distinguishes the kernels that the two files are compiled to. A tile of D is tile_m() x tile_n.
 struct GemmVariant {
   GemmKind kind;
-  u32 ctas;  // that share a tile, 1 or 2
+  u32 ctas;  // that share a tile, 1 or 2 (mma_sync: 1)
   u32 tile_n;
+  GemmCore core = GemmCore::tcgen05;
 
   JAX_FP4_FN u32 tile_m() const { return kGemmRows * ctas; }
   // Rows of B that a CTA loads.
   JAX_FP4_FN u32 rows_b() const { return tile_n / ctas; }
-  // Elements of K in a stage; expanded codes take a byte each.
-  JAX_FP4_FN u32 stage_k() const { return kind == GemmKind::mxf8f6f4 ? 128 : 256; }
-  // And in an MMA, of which a stage has kGemmStageSteps.
-  JAX_FP4_FN u32 step_k() const { return stage_k() / kGemmStageSteps; }
-  // Tiles of 128 x 4 scales in a stage: along K, and along the columns of a tile.
-  JAX_FP4_FN u32 scale_groups() const {
-    return kind == GemmKind::nvfp4 ? 4 : kind == GemmKind::mxfp4 ? 2 : 1;
+  // Of every row of A and B in a stage, a whole span of the swizzle: 128-byte swizzle, or 64-byte. The
+  // copies that expand codes know the former only.
+  JAX_FP4_FN u32 row_bytes() const {
+    return core == GemmCore::tcgen05 || kind == GemmKind::mxf8f6f4 ? kGemmRowBytes
+                                                                   : kGemmRowBytes / 2;
   }
+  // Elements of K in a stage; expanded codes take a byte each.
+  JAX_FP4_FN u32 stage_k() const {
+    return kind == GemmKind::mxf8f6f4 ? row_bytes() : 2 * row_bytes();
+  }
+  // And in an MMA.
+  JAX_FP4_FN u32 step_k() const { return kind == GemmKind::mxf8f6f4 ? 32 : 64; }
+  // MMAs along K in a stage.
+  JAX_FP4_FN u32 stage_steps() const { return stage_k() / step_k(); }
+  // Elements that share a scale.
+  JAX_FP4_FN u32 block() const { return kind == GemmKind::nvfp4 ? 16 : 32; }
+  // Tiles of 128 x 4 scales in a stage: along K, and along the columns of a tile.
+  JAX_FP4_FN u32 scale_groups() const { return stage_k() / block() / 4; }
   JAX_FP4_FN u32 scale_tiles_b() const { return (tile_n + 127) / 128; }
   JAX_FP4_FN u32 scale_bytes() const {
     return scale_groups() * (1 + scale_tiles_b()) * static_cast<u32>(kScaleTileBytes);
   }
   // Stages start at multiples of 1024 bytes, where a swizzle pattern repeats.
   JAX_FP4_FN u32 stage_bytes() const {
-    return static_cast<u32>(round_up((kGemmRows + rows_b()) * kGemmRowBytes + scale_bytes(), 1024));
+    return static_cast<u32>(round_up((kGemmRows + rows_b()) * row_bytes() + scale_bytes(), 1024));
+  }
+  // Of gemm_sm120.cu: columns of D, and of 32 rows, that a warp computes; warps that multiply.
+  JAX_FP4_FN u32 warp_n() const { return tile_n < 64 ? tile_n : 64; }
+  JAX_FP4_FN u32 warps() const { return kGemmRows / kGemmStoreRows * (tile_n / warp_n()); }
+  // Of a CTA.
+  JAX_FP4_FN u32 threads() const {
+    return core == GemmCore::tcgen05 ? kGemmThreads : 32 * (1 + warps());
+  }
+  JAX_FP4_FN u32 buffers() const { return core == GemmCore::tcgen05 ? kGemmBuffers : warps(); }
+  JAX_FP4_FN u32 shared_limit() const {
+    return core == GemmCore::tcgen05 ? kGemmSharedLimit : kGemmSharedLimitSm120;
   }
   // As many as there is room for; more than 8 hide no more latency.
   JAX_FP4_FN u32 stages() const {
-    const u32 room = kGemmSharedLimit - kGemmBuffers * kGemmBufferBytes - kGemmBarrierBytes;
+    const u32 room = shared_limit() - buffers() * kGemmBufferBytes - kGemmBarrierBytes;
     const u32 most = room / stage_bytes();
     return most < 8 ? most : 8;
   }
   // Dynamic shared memory of a CTA.
   JAX_FP4_FN u32 shared_bytes() const {
-    return stages() * stage_bytes() + kGemmBuffers * kGemmBufferBytes + kGemmBarrierBytes;
+    return stages() * stage_bytes() + buffers() * kGemmBufferBytes + kGemmBarrierBytes;
   }
 };
 
@@ -85,12 +114,12 @@ struct GemmVariant {
 //
 //   a, b      [row_bytes(k), rows, batch] uint8, or in elements [k padded, rows, batch] where codes are
 //             expanded (kind mxf8f6f4 with 4-bit codes: 16U4_ALIGN16B, 6-bit: 16U6_ALIGN16B);
-//             box: 128 bytes of shared memory x kGemmRows or rows_b() x 1; swizzle 128B
+//             box: row_bytes() of shared memory x kGemmRows or rows_b() x 1; swizzle of as many bytes
 //   scales    [256, ceil(blocks / 4), ceil(rows / 128), batch] uint16 over the tiled layout;
 //             box: 256 x scale_groups() x (A: 1, B: scale_tiles_b()) x 1; no swizzle
 //   d         [n, m, batch * splits] of D's type; box: 128 bytes x kGemmStoreRows x 1; swizzle 128B
 //
-// grid: ctas * tiles_m * tiles_n * batch * splits in x; cluster: ctas; block: kGemmThreads; dynamic shared
+// grid: ctas * tiles_m * tiles_n * batch * splits in x; cluster: ctas; block: threads(); dynamic shared
 // memory: shared_bytes().
 struct GemmParams {
   TensorMap a, b, scales_a, scales_b;
@@ -110,7 +139,7 @@ struct GemmParams {
   u32 m, n;
   u32 steps;             // of K, at least 1: MMAs of step_k() elements
   u32 splits;            // of K: each has a sum of its own
-  u32 split_steps;       // of every split but the last, which has at least 1; a multiple of 4
+  u32 split_steps;       // of every split but the last, which has at least 1; of kGemmStageSteps
   u32 tiles_m, tiles_n;  // of the kernel's tile
   u32 strip;             // tile rows that are walked together
   // What the next entry of the batch adds to an operand's index: 0 or 1.

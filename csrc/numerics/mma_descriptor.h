@@ -12,6 +12,8 @@ namespace jax_fp4 {
 // With the 128-byte swizzle of TMA and tensor cores (PTX ISA 5.5.7), the 16-byte chunks of the row
 // of 128 bytes that starts at a multiple of 128 are permuted by bits 9:7 of the address.
 JAX_FP4_FN u32 swizzle_128b(u32 address) { return address ^ (((address >> 7) & 7) << 4); }
+// With the 64-byte swizzle, those of rows of 64 bytes by bits 8:7.
+JAX_FP4_FN u32 swizzle_64b(u32 address) { return address ^ (((address >> 7) & 3) << 4); }
 
 enum class Swizzle : u8 { none = 0, span_128b = 2 };
 

@@ -53,11 +53,18 @@ __device__ inline void fence_proxy_async_shared_cta() {
 }
 
 // Waits until the grids that this one depends on have ended and their memory is visible; at once
-// where there are none (9.7.13.13).
-__device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// where there are none (9.7.13.13). Chips before sm_90 start no grid before those that it depends on have
+// ended: nothing to do.
+__device__ inline void griddepcontrol_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 // Lets dependent grids start when all CTAs have said so or ended. Promises nothing about memory.
 __device__ inline void griddepcontrol_launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 }  // namespace jax_fp4::ptx

@@ -17,7 +17,19 @@ __device__ inline u16 ld_shared_b16(u32 from) {
   return d;
 }
 
-// 16 bytes, aligned to 16.
+// 8 and 16 bytes, aligned to as many.
+__device__ inline void ld_shared_v2_b32(u32 from, u32& a, u32& b) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+__device__ inline void ld_shared_v4_b32(u32 from, u32& a, u32& b, u32& c, u32& d) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(from)
+               : "memory");
+}
+__device__ inline void st_shared_v2_b32(u32 to, u32 a, u32 b) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
+}
 __device__ inline void st_shared_v4_b32(u32 to, u32 a, u32 b, u32 c, u32 d) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");

@@ -1,6 +1,6 @@
 """The datacenter GEMM on the machine, all checks on: D equals the tensor-core model bit for bit.
 
-Operands, scales and D lie between poison and canaries (support/gemm_sm100.py). `make test` runs a
+Operands, scales and D lie between poison and canaries (support.gemm_kernels.py). `make test` runs a
 sample; `-m kernels` runs the rest.
 """
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_fp4 import sim
-from support.gemm_sm100 import Problem, Run, Variant, check, expected, random_problem, words
+from support.gemm_kernels import Problem, Run, Variant, check, expected, random_problem, words
 
 NVFP4 = Variant("nvfp4", 1, 128)
 PAIR = Variant("nvfp4", 2, 256)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from jax_fp4 import sim
-from support.gemm_sm100 import Problem, Run, Variant, changed_ptx, random_problem
+from support.gemm_kernels import Problem, Run, Variant, changed_ptx, random_problem
 
 ONE = Variant("nvfp4", 1, 64)
 PAIR = Variant("nvfp4", 2, 128)
@@ -21,7 +21,7 @@ class Fault:
     kinds: tuple[str, ...]
     instructions: tuple[str, ...]
     variant: Variant = ONE
-    file: str = "gemm_sm100.cu"
+    file: str = ""  # of parts/
 
 
 # A deadlock in which lanes also wait for each other has the kind "divergence", and no line.

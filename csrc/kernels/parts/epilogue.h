@@ -75,17 +75,8 @@ __device__ inline void add_c(float (&x)[kPiece], const GemmParams& p, const Tile
   }
 }
 
-// Rounds 32 results of the lane's row to D's type, and puts them at a column of the warp's buffer.
-__device__ inline void store_piece(const float (&x)[kPiece], Dtype type, u32 buffer, u32 column) {
-  const u32 row = buffer + threadIdx.x % 32 * kGemmRowBytes;
-  if (type == Dtype::f32) {
-#pragma unroll
-    for (u32 j = 0; j < kPiece; j += 4)
-      ptx::st_shared_v4_b32(swizzle_128b(row + 4 * (column + j)), bits_of(x[j]), bits_of(x[j + 1]),
-                            bits_of(x[j + 2]), bits_of(x[j + 3]));
-    return;
-  }
-  u32 pairs[kPiece / 2];
+// 32 results rounded to a type of 16 bits, two a word.
+__device__ inline void round_piece(const float (&x)[kPiece], Dtype type, u32 (&pairs)[kPiece / 2]) {
   if (type == Dtype::bf16) {
 #pragma unroll
     for (u32 j = 0; j < kPiece; j += 2) pairs[j / 2] = ptx::cvt_rn_bf16x2_f32(x[j], x[j + 1]);
@@ -93,10 +84,35 @@ __device__ inline void store_piece(const float (&x)[kPiece], Dtype type, u32 buf
 #pragma unroll
     for (u32 j = 0; j < kPiece; j += 2) pairs[j / 2] = ptx::cvt_rn_f16x2_f32(x[j], x[j + 1]);
   }
+}
+
+// Where the lane's row of the warp's buffer starts; byte b of the row is at this address ^ b.
+__device__ inline u32 swizzled_row(u32 buffer) {
+  return swizzle_128b(buffer + threadIdx.x % 32 * kGemmRowBytes);
+}
+
+// Puts them at a column of the lane's row of the warp's buffer.
+__device__ inline void store_pairs(const u32 (&pairs)[kPiece / 2], u32 buffer, u32 column) {
+  const u32 row = swizzled_row(buffer);
 #pragma unroll
   for (u32 j = 0; j < kPiece; j += 8)
-    ptx::st_shared_v4_b32(swizzle_128b(row + 2 * (column + j)), pairs[j / 2], pairs[j / 2 + 1],
-                          pairs[j / 2 + 2], pairs[j / 2 + 3]);
+    ptx::st_shared_v4_b32(row ^ 2 * (column + j), pairs[j / 2], pairs[j / 2 + 1], pairs[j / 2 + 2],
+                          pairs[j / 2 + 3]);
+}
+
+// Rounds 32 results of the lane's row to D's type, and puts them at a column of the warp's buffer.
+__device__ inline void store_piece(const float (&x)[kPiece], Dtype type, u32 buffer, u32 column) {
+  if (type == Dtype::f32) {
+    const u32 row = swizzled_row(buffer);
+#pragma unroll
+    for (u32 j = 0; j < kPiece; j += 4)
+      ptx::st_shared_v4_b32(row ^ 4 * (column + j), bits_of(x[j]), bits_of(x[j + 1]),
+                            bits_of(x[j + 2]), bits_of(x[j + 3]));
+    return;
+  }
+  u32 pairs[kPiece / 2];
+  round_piece(x, type, pairs);
+  store_pairs(pairs, buffer, column);
 }
 
 // Copies what exists of the warp's buffer, `width` columns wide, to D: for rows that no tensor map can

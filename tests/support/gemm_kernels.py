@@ -1,4 +1,4 @@
-"""Runs csrc/kernels/gemm_sm100.cu on the machine, and says what D has to be, bit for bit.
+"""Runs csrc/kernels/gemm_sm100.cu and gemm_sm120.cu on the machine, and says what D has to be, bit for bit.
 
 Everything around the operands is poison: codes of the largest magnitude, NaN scales, and in D a
 canary pattern. Whatever a kernel reads or writes too much shows up in D or in the canaries.
@@ -28,16 +28,27 @@ Pair = tuple[np.ndarray, np.ndarray]  # of A and B
 
 @dataclass(frozen=True)
 class Variant:
-    """A compiled kernel: kind, CTAs that share a tile, columns of a tile."""
+    """A compiled kernel: kind, CTAs that share a tile, columns of a tile, family of chips."""
 
     kind: str = "nvfp4"
     group: int = 1
     tile_n: int = 128
+    family: str = "sm100"  # or sm120
 
     @property
     def name(self) -> str:
         """In variants.def."""
-        return f"gemm_sm100_{self.kind}_{self.tile_m}x{self.tile_n}"
+        return f"gemm_{self.family}_{self.kind}_{self.tile_m}x{self.tile_n}"
+
+    @property
+    def chip(self) -> str:
+        """The one on which it is run here."""
+        return {"sm100": "100a", "sm120": "120a"}[self.family]
+
+    @property
+    def target(self) -> str:
+        """Of the PTX that is assembled for all chips of the family."""
+        return {"sm100": "100f", "sm120": "120f"}[self.family]
 
     @property
     def tile_m(self) -> int:
@@ -48,8 +59,18 @@ class Variant:
         return 16 if self.kind == "nvfp4" else 32
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a stage."""
+        return 64 if self.family == "sm120" and self.kind != "mxf8f6f4" else 128
+
+    @property
     def stage_k(self) -> int:
-        """Elements of K in a stage: 128 bytes of shared memory."""
+        """Elements of K in a stage."""
+        return self.row_bytes * (1 if self.kind == "mxf8f6f4" else 2)
+
+    @property
+    def split_k(self) -> int:
+        """Elements of K that a split is a multiple of: four MMAs."""
         return 128 if self.kind == "mxf8f6f4" else 256
 
     @property
@@ -58,32 +79,43 @@ class Variant:
         return self.stage_k // self.block // 4
 
     @property
+    def warps(self) -> int:
+        """Of gemm_sm120.cu, each of which has 32 rows and at most 64 columns of D."""
+        return 4 * -(-self.tile_n // 64)
+
+    @property
+    def threads(self) -> int:
+        return 192 if self.family == "sm100" else 32 * (1 + self.warps)
+
+    @property
     def shared_bytes(self) -> int:
-        """Stages, eight buffers of 4 KiB and 512 bytes of barriers in 226 KiB."""
+        """Stages, buffers of 4 KiB and 512 bytes of barriers in 226 or 99 KiB."""
         tiles = 1 + -(-self.tile_n // 128)
-        stage = 128 * (128 + self.tile_n // self.group) + 512 * self.scale_groups * tiles
+        rows = 128 + self.tile_n // self.group
+        stage = self.row_bytes * rows + 512 * self.scale_groups * tiles
         stage = -(-stage // 1024) * 1024
-        fixed = 8 * 4096 + 512
-        return min(8, (226 * 1024 - fixed) // stage) * stage + fixed
+        limit, buffers = (226, 8) if self.family == "sm100" else (99, self.warps)
+        fixed = buffers * 4096 + 512
+        return min(8, (limit * 1024 - fixed) // stage) * stage + fixed
 
 
 def ptx(variant: Variant) -> str:
-    """The PTX that is assembled for sm_100a and sm_103a."""
-    return device_kernels.ptx(variant.name, "100f")
+    """The PTX that is assembled for the chips of the family."""
+    return device_kernels.ptx(variant.name, variant.target)
 
 
-def changed_ptx(variant: Variant, old: str, new: str, file: str = "gemm_sm100.cu") -> str:
+def changed_ptx(variant: Variant, old: str, new: str, file: str = "") -> str:
     """The same with a change of the source or of a file of parts/, which has to fit one place."""
     row = device_kernels.kernel(variant.name)
     folder = ROOT / "csrc" / "kernels"
     source = (folder / row.source).read_text()
-    if file != row.source:
+    if file:
         part = (folder / "parts" / file).read_text().replace("#pragma once\n", "")
         include = f'#include "kernels/parts/{file}"\n'
         assert include in source
         source = source.replace(include, part)
     assert source.count(old) == 1, f"{source.count(old)} places for {old!r}"
-    return device_kernels.compiler().compile_ptx(row, "100f", source.replace(old, new))
+    return device_kernels.compiler().compile_ptx(row, variant.target, source.replace(old, new))
 
 
 class Params(ctypes.Structure):
@@ -198,8 +230,10 @@ class Problem:
         return -(-self.n // self.variant.tile_n)
 
     @property
-    def split_stages(self) -> int:
-        return -(-self.k // (self.variant.stage_k * self.splits))
+    def split_span(self) -> int:
+        """Elements of K in a split."""
+        unit = self.variant.split_k
+        return -(-self.k // (unit * self.splits)) * unit
 
 
 def words(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -268,7 +302,7 @@ def finished(p: Problem, group: int, ia: int, rows: slice, ic: int, k: slice) ->
     codes = (entry(p.a.codes, ia)[rows], entry(p.b.codes, group))
     scales = (entry(p.a.scales, ia)[rows], entry(p.b.scales, group))
     total = None
-    span = p.split_stages * p.variant.stage_k
+    span = p.split_span
     for start in range(k.start, max(k.stop, k.start + 1), span):
         part = product(p, codes, scales, slice(start, min(start + span, k.stop))).view(np.float32)
         total = part if total is None else total + part
@@ -324,7 +358,7 @@ class Run:
             self.module.prepare(
                 p.variant.name,
                 p.variant.group * p.tiles_m * p.tiles_n * p.batch * p.splits,
-                192,
+                p.variant.threads,
                 cluster=p.variant.group,
                 smem=p.variant.shared_bytes,
                 args=[bytes(self._params(parts))],
@@ -332,7 +366,7 @@ class Run:
             )
         ]
         if parts is not None:
-            reduce = self.machine.load(device_kernels.ptx("gemm_reduce", "100f"))
+            reduce = self.machine.load(device_kernels.ptx("gemm_reduce", p.variant.target))
             arguments = [bytes(self._reduce(parts))]
             launches.append(
                 reduce.prepare("gemm_reduce", (3, p.batch), 256, args=arguments, seed=seed)
@@ -372,9 +406,9 @@ class Run:
             self._place(packed, 0x77),
             [-(-self.problem.k // 128) * 128 if expanded else pitch, rows, batch],
             [pitch, rows * pitch],
-            [128, box_rows, 1],
+            [v.row_bytes, box_rows, 1],
             {4: "16u4_align16b", 6: "16u6_align16b"}[bits] if expanded else "uint8",
-            "128b",
+            f"{v.row_bytes}b",
         )
         tiled = np.stack([pack.tile_scales(s) for s in o.scales])
         _, row_tiles, groups = tiled.shape[:3]
@@ -415,9 +449,9 @@ class Run:
             k_groups=self._indices(p.k_groups),
             m=p.m,
             n=p.n,
-            steps=-(-4 * p.k // v.stage_k),
+            steps=-(-4 * p.k // v.split_k),
             splits=p.splits,
-            split_steps=4 * p.split_stages,
+            split_steps=4 * p.split_span // v.split_k,
             batch_a=int(len(p.a.codes) > 1),
             batch_b=int(len(p.b.codes) > 1),
             tiles_m=p.tiles_m,
@@ -466,7 +500,7 @@ class Run:
 
 def check(problem: Problem, seed: int = 0) -> sim.Report:
     """Runs the problem under all checks; D has to be what the model says, and nothing else."""
-    run = Run(problem, sim.Machine("100a", seed, sim.Checks(strict=True)))
+    run = Run(problem, sim.Machine(problem.variant.chip, seed, sim.Checks(strict=True)))
     report = run.launch()
     np.testing.assert_array_equal(run.result(), expected(problem))
     return report

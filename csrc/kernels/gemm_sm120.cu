@@ -26,11 +26,10 @@
 // Every sum goes through K in steps of 64 (mxf8f6f4: 32) from 0 in one accumulator.
 //
 // Compiled for each of variants.def with JAX_FP4_KIND (nvfp4, mxfp4 or mxf8f6f4) and JAX_FP4_TILE_N.
-#include "kernels/parts/epilogue.h"
 #include "kernels/parts/raster.h"
 #include "kernels/parts/tiles.h"
+#include "kernels/parts/warp_tile.h"
 #include "ptx/cp_async_bulk.h"
-#include "ptx/mma.h"
 #include "ptx/shared.h"
 
 namespace jax_fp4 {
@@ -49,13 +48,12 @@ constexpr u32 kScaleGroups = kVariant.scale_groups();
 constexpr u32 kStepsPerGroup = kSteps / kScaleGroups;  // that share a word of scales
 
 // A warp's part of a tile.
-constexpr u32 kWarpM = kGemmStoreRows;
 constexpr u32 kWarpN = kVariant.warp_n();
-constexpr u32 kWarpsM = kRows / kWarpM;
+constexpr u32 kWarpsM = kRows / kWarpRows;
 constexpr u32 kWarps = kVariant.warps();
-constexpr u32 kTilesM = kWarpM / 16;
+constexpr u32 kTilesM = kWarpTilesM;
 constexpr u32 kTilesN = kWarpN / 8;
-constexpr u32 kPieces = kWarpN / kPiece;
+constexpr u32 kQuarters = kWarpN / 32;  // of a tile of scales
 
 // ---- Shared memory ------------------------------------------------------------------------------
 
@@ -130,32 +128,21 @@ __device__ void produce(const GemmParams& p, const Cta& cta) {
 struct Fragments {
   u32 a[kTilesM][4];
   u32 b[kTilesN][2];
-  u32 scale_a;           // of row 8 t + g of the warp: of both products along M
-  u32 scale_b[kPieces];  // of column 8 t + g of 32: of four products along N each
+  u32 scale_a;             // of row 8 t + g of the warp: of both products along M
+  u32 scale_b[kQuarters];  // of column 8 t + g of 32: of four products along N each
 };
 
-// A warp's sums: of a product along M and one along N, as mma.sync has them.
-struct Sums {
-  float tile[kTilesM][kTilesN][4];
-};
+using Sums = WarpSums<kWarpN>;
 
-__device__ constexpr u32 swizzled(u32 at) {
-  return kRowBytes == 128 ? swizzle_128b(at) : swizzle_64b(at);
-}
-
-// Where a lane finds its operands, relative to a stage. The eight rows of a matrix are neighbours, which
-// the swizzle puts into different banks.
+// Where a lane finds its operands, relative to a stage.
 struct Place {
-  u32 a, b;              // step 0; step s is at this address ^ 32 s, as steps are parts of a row
+  u32 a, b;              // step 0; step s is at this address ^ 32 s
   u32 scale_a, scale_b;  // words
 
   __device__ Place(u32 warp, u32 first_column) {
     const u32 lane = threadIdx.x % 32, warp_m = warp % kWarpsM, warp_n = warp / kWarpsM;
-    // Matrices of A: rows 0 and 8, then their other half of K; of B: both halves of K, then 8 columns on.
-    const u32 row_a = warp_m * kWarpM + lane % 16,
-              row_b = warp_n * kWarpN + lane / 16 * 8 + lane % 8;
-    a = swizzled(row_a * kRowBytes + lane / 16 * 16);
-    b = swizzled(kBytesA + row_b * kRowBytes + lane / 8 % 2 * 16);
+    a = operand_a_at<kRowBytes>(0, warp_m * kWarpRows);
+    b = operand_b_at<kRowBytes>(kBytesA, warp_n * kWarpN);
     // A tile of scales has the four words of rows r, r + 32, r + 64 and r + 96 side by side.
     const u32 word = kBytesA + kBytesB + (8 * (lane % 4) + lane / 4) * 16;
     const u32 column = first_column % static_cast<u32>(kScaleTileRows) + warp_n * kWarpN;
@@ -193,7 +180,7 @@ __device__ void load(Fragments& f, const Place& at, u32 stage, u32 step, const G
   }
   const u32 group = stage + step / kStepsPerGroup * static_cast<u32>(kScaleTileBytes);
   f.scale_a = ptx::ld_shared_b32(group + at.scale_a);
-  if constexpr (kPieces == 2)
+  if constexpr (kQuarters == 2)
     ptx::ld_shared_v2_b32(group + at.scale_b, f.scale_b[0], f.scale_b[1]);
   else
     f.scale_b[0] = ptx::ld_shared_b32(group + at.scale_b);
@@ -201,7 +188,7 @@ __device__ void load(Fragments& f, const Place& at, u32 stage, u32 step, const G
   const u32 shift = step % kStepsPerGroup * (32 / kStepsPerGroup);
   f.scale_a >>= shift;
 #pragma unroll
-  for (u32 i = 0; i < kPieces; ++i) f.scale_b[i] >>= shift;
+  for (u32 i = 0; i < kQuarters; ++i) f.scale_b[i] >>= shift;
 }
 
 template <class Mma>
@@ -252,8 +239,6 @@ __device__ void multiply(Sums& sums, const Fragments& f, const GemmParams& p) {
 __device__ void multiply_tile(Sums& sums, const GemmParams& p, const Cta& cta, const Tile& tile,
                               StagePlace& place) {
   const Place at(threadIdx.x / 32 - 1, tile.n * kTileN);
-#pragma unroll
-  for (u32 i = 0; i < kTilesM * kTilesN * 4; ++i) (&sums.tile[0][0][0])[i] = 0;
   Fragments even, odd;  // of steps
   wait(cta.full(place.slot), place.parity);
   load(even, at, cta.stage(place.slot), 0, p);
@@ -283,95 +268,42 @@ __device__ void multiply_tile(Sums& sums, const GemmParams& p, const Cta& cta, c
 
 // ---- Epilogue -----------------------------------------------------------------------------------
 
-// alpha * sum of 32 columns, through the warp's buffer: x is a row of the warp, one a lane.
-__device__ void exchange(const Sums& sums, u32 piece, float alpha, u32 buffer) {
-  const u32 lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const u32 first = swizzle_128b(buffer + g * kGemmRowBytes + 8 * t);
-#pragma unroll
-  for (u32 i = 0; i < kTilesM; ++i)
-#pragma unroll
-    for (u32 j = 0; j < kPiece / 8; ++j) {
-      const float* sum = sums.tile[i][piece * (kPiece / 8) + j];
-      const u32 to = (first ^ 32 * j) + 16 * i * kGemmRowBytes;  // column 8 j + 2 t of row 16 i + g
-      ptx::st_shared_v2_b32(to, bits_of(__fmul_rn(alpha, sum[0])),
-                            bits_of(__fmul_rn(alpha, sum[1])));
-      ptx::st_shared_v2_b32(to + 8 * kGemmRowBytes, bits_of(__fmul_rn(alpha, sum[2])),
-                            bits_of(__fmul_rn(alpha, sum[3])));
-    }
-}
+// A warp's buffer to D.
+struct Store {
+  const GemmParams& p;
+  u32 buffer;
 
-// The lane's row of the buffer.
-__device__ void take_row(float (&x)[kPiece], u32 buffer) {
-  const u32 row = swizzled_row(buffer);
-#pragma unroll
-  for (u32 j = 0; j < kPiece; j += 4) {
-    u32 word[4];
-    ptx::ld_shared_v4_b32(row ^ 4 * j, word[0], word[1], word[2], word[3]);
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) x[j + i] = f32_of(word[i]);
-  }
-}
-
-// The warp's part of a tile of D.
-__device__ void finish(const Sums& sums, const GemmParams& p, const Cta& cta, const Tile& tile) {
-  const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 - 1;
-  const u32 first_row = tile.m * kRows + warp % kWarpsM * kWarpM;
-  const u32 first_column = tile.n * kTileN + warp / kWarpsM * kWarpN;
-  if (first_row >= p.m) return;
-  const float alpha = alpha_of(p, tile);
-  const bool in_f32 = p.transposed || p.out_type == Dtype::f32;
-  const u32 buffer = cta.shared + kBuffersAt + warp * kGemmBufferBytes;
-  u32 first_half[kPiece / 2];  // of a buffer of 16-bit results
-#pragma unroll
-  for (u32 piece = 0; piece < kPieces; ++piece) {
-    const u32 column = first_column + piece * kPiece;
-    if (column >= p.n) break;
-    // The last store from this buffer has read it, and so have all lanes.
-    if (lane == 0) ptx::cp_async_bulk_wait_group_read<0>();
+  __device__ void reuse() const {
+    // The last copy from this buffer has read it, and so have all lanes.
+    if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
     __syncwarp();
-    exchange(sums, piece, alpha, buffer);
-    __syncwarp();
-    if (p.transposed) {
-      copy_out_transposed(p, tile, first_row, column, buffer);
-      continue;
-    }
-    float x[kPiece];
-    take_row(x, buffer);
-    if (p.bias != nullptr) add_bias(x, p, tile, column);
-    if (p.c != nullptr) add_c(x, p, tile, first_row + lane, column);
-    if (!in_f32 && piece + 1 < kPieces && column + kPiece < p.n) {
-      round_piece(x, p.out_type, first_half);
-      continue;
-    }
-    // Each lane has read its row, and writes it.
-    if (!in_f32 && piece != 0) store_pairs(first_half, buffer, 0);
-    store_piece(x, p.out_type, buffer, in_f32 ? 0 : piece * kPiece);
-
-    const u32 stored_column = in_f32 ? column : first_column;
-    if (p.d_by_map) {
-      // 9.7.13.4: every lane's writes, before the copy reads them in the asynchronous proxy.
-      ptx::fence_proxy_async_shared_cta();
-      __syncwarp();
-      if (lane == 0) {
-        ptx::cp_async_bulk_tensor_3d_global_shared(&p.d, stored_column, first_row, tile.matrix,
-                                                   buffer);
-        ptx::cp_async_bulk_commit_group();
-      }
-    } else {
-      __syncwarp();
-      copy_out(p, tile, first_row, stored_column, column + kPiece - stored_column, buffer);
-    }
   }
-}
+  __device__ void store(const Tile& tile, u32 row, u32 column, u32 columns) const {
+    if (!p.d_by_map) {
+      __syncwarp();
+      copy_out(p, tile, row, column, columns, buffer);
+      return;
+    }
+    // 9.7.13.4: every lane's writes, before the copy reads them in the asynchronous proxy.
+    ptx::fence_proxy_async_shared_cta();
+    __syncwarp();
+    if (threadIdx.x % 32 != 0) return;
+    ptx::cp_async_bulk_tensor_3d_global_shared(&p.d, column, row, tile.matrix, buffer);
+    ptx::cp_async_bulk_commit_group();
+  }
+};
 
 __device__ void consume(const GemmParams& p, const Cta& cta) {
+  const u32 warp = threadIdx.x / 32 - 1;
+  const Store store{p, cta.shared + kBuffersAt + warp * kGemmBufferBytes};
   StagePlace place;
   for (auto tiles = cta.tiles(); tiles.more(); tiles.advance<true>()) {
     const Tile tile = tile_at<kVariant.step_k()>(p, tiles.index());
     if (tile.steps == 0) continue;
     Sums sums;
     multiply_tile(sums, p, cta, tile, place);
-    finish(sums, p, cta, tile);
+    finish_sums(sums, p, tile, tile.m * kRows + warp % kWarpsM * kWarpRows,
+                tile.n * kTileN + warp / kWarpsM * kWarpN, store.buffer, store);
   }
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();

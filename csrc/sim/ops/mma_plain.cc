@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "sim/ops/mma_fragments.h"
+#include "sim/ops/mma_warp.h"
 
 namespace jax_fp4::sim {
 namespace {
@@ -16,6 +16,7 @@ constexpr u16 kHalf = 1;        // f16 accumulators
 constexpr u16 kContainers = 2;  // kind::f8f6f4: 8-bit containers
 constexpr u16 kSaturates = 4;
 constexpr int kLargestK = kMmaMostProducts;
+constexpr int kFewestInStep = 4;  // TF32 on 8.x: 16 bytes
 
 Minifloat format_of(Type type) {
   switch (type) {
@@ -65,6 +66,38 @@ struct Operands {
   MmaNumber b[kMmaColumns][kLargestK];
 };
 
+// d plus the products of step after step, at the speed of vector units. False, and d as it was, where there are
+// infinities or NaN.
+bool add_steps(const Operands& o, const MmaCore& core, int k, int fraction_bits, Accumulators& d) {
+  const int step = std::min(k, core.step);
+  WarpProducts steps[kLargestK / kFewestInStep];
+  bool special = false;
+  for (int at = 0; at < k; ++at) {
+    WarpProducts& x = steps[at / step];
+    for (int row = 0; row < kMmaRows; ++row) {
+      const ProductFactor f = product_factor(o.a[row][at]);
+      special |= f.special;
+      x.a.significand[at % step][row] = f.significand;
+      x.a.weight[at % step][row] = f.weight;
+    }
+    for (int n = 0; n < kMmaColumns; ++n) {
+      const ProductFactor f = product_factor(o.b[n][at]);
+      special |= f.special;
+      x.b[n].significand[at % step] = f.significand;
+      x.b[n].weight[at % step] = f.weight;
+    }
+  }
+  if (special) return false;
+  MmaColumns columns;
+  for (int row = 0; row < kMmaRows; ++row)
+    for (int n = 0; n < kMmaColumns; ++n) columns[n][row] = d.value[row][n];
+  for (int i = 0; i < k / step; ++i)
+    add_products(steps[i], {step, core.guard_bits - fraction_bits, core}, columns);
+  for (int row = 0; row < kMmaRows; ++row)
+    for (int n = 0; n < kMmaColumns; ++n) d.value[row][n] = columns[n][row];
+  return true;
+}
+
 void multiply_floats(Warp& w, const Code& c, u32 mask) {
   if (!w.converged(c, mask)) return;
   const Program& program = *w.launch->program;
@@ -95,9 +128,14 @@ void multiply_floats(Warp& w, const Code& c, u32 mask) {
   const MmaCore core = mma_core(static_cast<int>(spec.chip), by_f16 ? 16 : bits, half);
   const auto dot = by_f16 ? mma_fp8_by_f16 : mma_plain;
   Accumulators d = load_accumulators(w, slots + c.vectors[3], half);
-  for (int row = 0; row < kMmaRows; ++row)
-    for (int column = 0; column < kMmaColumns; ++column)
-      d.value[row][column] = dot(o.a[row], o.b[column], k, d.value[row][column], core, spec.mma);
+  const int fraction_bits =
+      format_of(form.type(1)).mantissa_bits + format_of(form.type(2)).mantissa_bits;
+  const bool by_steps = spec.mma == MmaSum::model && !half && !by_f16 && core.kept == ~0u;
+  if (!by_steps || !add_steps(o, core, k, fraction_bits, d)) {
+    for (int row = 0; row < kMmaRows; ++row)
+      for (int column = 0; column < kMmaColumns; ++column)
+        d.value[row][column] = dot(o.a[row], o.b[column], k, d.value[row][column], core, spec.mma);
+  }
   store_accumulators(w, slots + c.vectors[0], half, d);
 }
 

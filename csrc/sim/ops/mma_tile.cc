@@ -10,31 +10,34 @@
 namespace jax_fp4::sim {
 namespace {
 
+constexpr int kStrip = 32;  // columns that the inner loops take at a time
+
 // ---- The inner loops at each level
 
 struct Loops {
-  void (*groups)(const GroupRow&, const GroupStrip*, int, u32*);
-  void (*f32)(const ProductRow&, const ProductStrip*, int, const ProductParameters&, u32*);
-  void (*f16)(const ProductRow&, const ProductStrip*, int, const ProductParameters&, u32*);
-  void (*integers)(const ProductRow&, const ProductStrip*, int, bool, u32*);
+  void (*groups)(const GroupRow&, const GroupStrip<kStrip>*, int, u32*);
+  void (*f32)(const ProductRow&, const ProductStrip<kStrip>*, int, const ProductParameters&, u32*);
+  void (*f16)(const ProductRow&, const ProductStrip<kStrip>*, int, const ProductParameters&, u32*);
+  void (*integers)(const ProductRow&, const ProductStrip<kStrip>*, int, bool, u32*);
 };
 
-#define JAX_FP4_LEVEL(name, ...)                                                               \
-  __VA_ARGS__ void groups_##name(const GroupRow& a, const GroupStrip* b, int strips, u32* d) { \
-    for (int s = 0; s < strips; ++s) group_row(a, b[s], d + s * kStrip);                       \
-  }                                                                                            \
-  __VA_ARGS__ void f32_##name(const ProductRow& a, const ProductStrip* b, int strips,          \
-                              const ProductParameters& p, u32* d) {                            \
-    for (int s = 0; s < strips; ++s) product_row_f32(a, b[s], p, d + s * kStrip);              \
-  }                                                                                            \
-  __VA_ARGS__ void f16_##name(const ProductRow& a, const ProductStrip* b, int strips,          \
-                              const ProductParameters& p, u32* d) {                            \
-    for (int s = 0; s < strips; ++s) product_row_f16(a, b[s], p, d + s * kStrip);              \
-  }                                                                                            \
-  __VA_ARGS__ void integers_##name(const ProductRow& a, const ProductStrip* b, int strips,     \
-                                   bool saturates, u32* d) {                                   \
-    for (int s = 0; s < strips; ++s) integer_row(a, b[s], saturates, d + s * kStrip);          \
-  }                                                                                            \
+#define JAX_FP4_LEVEL(name, ...)                                                                   \
+  __VA_ARGS__ void groups_##name(const GroupRow& a, const GroupStrip<kStrip>* b, int strips,       \
+                                 u32* d) {                                                         \
+    for (int s = 0; s < strips; ++s) group_row(a, b[s], d + s * kStrip);                           \
+  }                                                                                                \
+  __VA_ARGS__ void f32_##name(const ProductRow& a, const ProductStrip<kStrip>* b, int strips,      \
+                              const ProductParameters& p, u32* d) {                                \
+    for (int s = 0; s < strips; ++s) product_row_f32(a, b[s], p, d + s * kStrip);                  \
+  }                                                                                                \
+  __VA_ARGS__ void f16_##name(const ProductRow& a, const ProductStrip<kStrip>* b, int strips,      \
+                              const ProductParameters& p, u32* d) {                                \
+    for (int s = 0; s < strips; ++s) product_row_f16(a, b[s], p, d + s * kStrip);                  \
+  }                                                                                                \
+  __VA_ARGS__ void integers_##name(const ProductRow& a, const ProductStrip<kStrip>* b, int strips, \
+                                   bool saturates, u32* d) {                                       \
+    for (int s = 0; s < strips; ++s) integer_row(a, b[s], saturates, d + s * kStrip);              \
+  }                                                                                                \
   constexpr Loops kLoops_##name{groups_##name, f32_##name, f16_##name, integers_##name};
 
 JAX_FP4_LEVEL(portable, )
@@ -74,9 +77,9 @@ VectorLevel best_vector_level() {
 struct MmaTile::Parts {
   // For the inner loops; rows and strips.
   std::vector<GroupRow> group_rows;
-  std::vector<GroupStrip> group_strips;
+  std::vector<GroupStrip<kStrip>> group_strips;
   std::vector<ProductRow> product_rows;
-  std::vector<ProductStrip> product_strips;
+  std::vector<ProductStrip<kStrip>> product_strips;
   ProductParameters parameters{};
   // For single outputs.
   std::vector<u8> codes_a, codes_b, scales_a, scales_b;  // groups: [rows, 64] and [rows, 4]
@@ -131,10 +134,10 @@ void MmaTile::Parts::make_group_rows(const MmaKind& kind, const MmaOperand& a,
   group_rows.resize(static_cast<std::size_t>(a.rows));
   for (int m = 0; m < a.rows; ++m)
     group_rows[m] = take_row(&codes_a[m * kFp4StepK], &scales_a[m * kGroups]);
-  group_strips.assign(static_cast<std::size_t>(ceil_div(b.rows, kStrip)), GroupStrip{});
+  group_strips.assign(static_cast<std::size_t>(ceil_div(b.rows, kStrip)), GroupStrip<kStrip>{});
   for (int n = 0; n < b.rows; ++n) {
     const GroupRow row = take_row(&codes_b[n * kFp4StepK], &scales_b[n * kGroups]);
-    GroupStrip& strip = group_strips[n / kStrip];
+    GroupStrip<kStrip>& strip = group_strips[n / kStrip];
     const int at = n % kStrip;
     for (int k = 0; k < kFp4StepK; ++k) strip.value[k][at] = row.value[k];
     for (int g = 0; g < kGroups; ++g) {
@@ -186,7 +189,7 @@ void MmaTile::Parts::make_product_rows(const MmaKind& kind, const MmaOperand& a,
       product_rows[m].weight[k] = weight(numbers_a[m * kind.k + k]);
     }
   }
-  product_strips.assign(static_cast<std::size_t>(ceil_div(b.rows, kStrip)), ProductStrip{});
+  product_strips.assign(static_cast<std::size_t>(ceil_div(b.rows, kStrip)), ProductStrip<kStrip>{});
   for (int n = 0; n < b.rows; ++n) {
     for (int k = 0; k < kind.k; ++k) {
       product_strips[n / kStrip].significand[k][n % kStrip] =
@@ -206,7 +209,7 @@ void MmaTile::Parts::make_integer_rows(const MmaKind& kind, const MmaOperand& a,
   for (int m = 0; m < a.rows; ++m)
     for (int k = 0; k < kind.k; ++k)
       product_rows[m].significand[k] = value(a.codes[m * kind.k + k], kind.signed_a);
-  product_strips.assign(static_cast<std::size_t>(ceil_div(b.rows, kStrip)), ProductStrip{});
+  product_strips.assign(static_cast<std::size_t>(ceil_div(b.rows, kStrip)), ProductStrip<kStrip>{});
   for (int n = 0; n < b.rows; ++n)
     for (int k = 0; k < kind.k; ++k)
       product_strips[n / kStrip].significand[k][n % kStrip] =

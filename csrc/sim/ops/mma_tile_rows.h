@@ -1,5 +1,5 @@
-// One row of an MMA's outputs by the tensor-core model, kStrip columns at a time: the inner loops of
-// mma_tile.cc.
+// One row of an MMA's outputs by the tensor-core model, kWidth columns at a time: the inner loops of
+// mma_tile.cc and mma_warp.cc.
 //
 // They are plain loops over columns, which compilers vectorise, and are compiled once for each instruction
 // level. Everything is an integer, or a double that holds one exactly: all levels give the same bits, those of
@@ -18,8 +18,6 @@ namespace jax_fp4::sim {
 
 using i16 = short;
 
-inline constexpr int kStrip = 32;  // columns
-
 // ---- Kinds mxf4 and mxf4nvf4
 
 inline constexpr int kGroups = kFp4StepK / kFp4Group;
@@ -31,12 +29,13 @@ struct GroupRow {
   i16 weight[kGroups];   // of the scale
   bool nan;
 };
+template <int kWidth>
 struct GroupStrip {
-  i16 value[kFp4StepK][kStrip];
-  u16 nonzero[kGroups][kStrip];
-  i16 scale[kGroups][kStrip];
-  i16 weight[kGroups][kStrip];
-  u32 nan[kStrip];  // all ones or 0
+  i16 value[kFp4StepK][kWidth];
+  u16 nonzero[kGroups][kWidth];
+  i16 scale[kGroups][kWidth];
+  i16 weight[kGroups][kWidth];
+  u32 nan[kWidth];  // all ones or 0
 };
 
 // ---- All other floating-point kinds
@@ -48,9 +47,10 @@ struct ProductRow {
   i16 significand[kMmaMostProducts];
   i16 weight[kMmaMostProducts];  // with that of the scale
 };
+template <int kWidth>
 struct ProductStrip {
-  i16 significand[kMmaMostProducts][kStrip];
-  i16 weight[kMmaMostProducts][kStrip];
+  i16 significand[kMmaMostProducts][kWidth];
+  i16 weight[kMmaMostProducts][kWidth];
 };
 struct ProductParameters {
   int count;  // products
@@ -64,14 +64,16 @@ JAX_FP4_INLINE i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
 JAX_FP4_INLINE i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 
 // An f32 accumulator: significand and weight of all columns (M4); `largest` starts from it.
+template <int kWidth>
 struct Accumulators {
-  i32 significand[kStrip];
-  i32 weight[kStrip];
-  i32 largest[kStrip];
+  i32 significand[kWidth];
+  i32 weight[kWidth];
+  i32 largest[kWidth];
 };
 
-JAX_FP4_INLINE void take_f32(const u32* c, int zero_exponent, Accumulators& out) {
-  for (int n = 0; n < kStrip; ++n) {
+template <int kWidth>
+JAX_FP4_INLINE void take_f32(const u32* c, int zero_exponent, Accumulators<kWidth>& out) {
+  for (int n = 0; n < kWidth; ++n) {
     const i32 field = static_cast<i32>(c[n] >> 23 & 0xFF);
     const i32 magnitude = static_cast<i32>((c[n] & 0x7F'FFFF) | (field == 0 ? 0 : 0x80'0000));
     const i32 weight = magnitude == 0 ? zero_exponent : (field == 0 ? 1 : field) - 127;
@@ -107,36 +109,37 @@ JAX_FP4_INLINE u32 f32_of_total(i64 total, i32 last_place) {
   return static_cast<u32>(value);
 }
 
-// d = c + products of a row and kStrip columns.
-JAX_FP4_INLINE void group_row(const GroupRow& a, const GroupStrip& b, u32* d) {
+// d = c + products of a row and kWidth columns.
+template <int kWidth>
+JAX_FP4_INLINE void group_row(const GroupRow& a, const GroupStrip<kWidth>& b, u32* d) {
   constexpr int kScaleLeft = kFp4GuardBits - 2 - 6;  // sums are in quarters, scales in eighths
-  Accumulators c;
+  Accumulators<kWidth> c;
   take_f32(d, kFp4ZeroExponent, c);
-  i32 sum[kGroups][kStrip], weight[kGroups][kStrip];
+  i32 sum[kGroups][kWidth], weight[kGroups][kWidth];
   for (int g = 0; g < kGroups; ++g) {
-    i16 products[kStrip];
-    for (int n = 0; n < kStrip; ++n) {
+    i16 products[kWidth];
+    for (int n = 0; n < kWidth; ++n) {
       i16 total = 0;
       for (int k = 0; k < kFp4Group; ++k)
         total =
             static_cast<i16>(total + a.value[kFp4Group * g + k] * b.value[kFp4Group * g + k][n]);
       products[n] = total;
     }
-    for (int n = 0; n < kStrip; ++n) {
+    for (int n = 0; n < kWidth; ++n) {
       sum[g][n] = products[n] * (a.scale[g] * b.scale[g][n]);
       weight[g][n] =
           (a.nonzero[g] & b.nonzero[g][n]) ? a.weight[g] + b.weight[g][n] : kFp4ZeroExponent;
       c.largest[n] = larger(c.largest[n], weight[g][n]);
     }
   }
-  i64 total[kStrip];
-  for (int n = 0; n < kStrip; ++n)
+  i64 total[kWidth];
+  for (int n = 0; n < kWidth; ++n)
     total[n] = aligned(c.significand[n], kFp4GuardBits - 23, c.largest[n] - c.weight[n]);
   for (int g = 0; g < kGroups; ++g)
-    for (int n = 0; n < kStrip; ++n)
+    for (int n = 0; n < kWidth; ++n)
       total[n] += aligned(sum[g][n], kScaleLeft, c.largest[n] - weight[g][n]);
   const u32 row_nan = a.nan ? ~0u : 0;
-  for (int n = 0; n < kStrip; ++n) {
+  for (int n = 0; n < kWidth; ++n) {
     const u32 magnitude = d[n] & kF32AbsMask;
     const u32 value = f32_of_total(total[n], c.largest[n] - kFp4GuardBits);
     const bool nan = (row_nan | b.nan[n]) != 0 || magnitude > kF32InfBits;
@@ -145,23 +148,25 @@ JAX_FP4_INLINE void group_row(const GroupRow& a, const GroupStrip& b, u32* d) {
 }
 
 // The same for single products; infinities and NaN among elements and scales are for the caller to see.
-JAX_FP4_INLINE void product_totals(const ProductRow& a, const ProductStrip& b,
-                                   const ProductParameters& p, Accumulators& c, i64* total) {
-  i16 top[kStrip];
-  for (int n = 0; n < kStrip; ++n) top[n] = 2 * kNoWeight;
+template <int kWidth>
+JAX_FP4_INLINE void product_totals(const ProductRow& a, const ProductStrip<kWidth>& b,
+                                   const ProductParameters& p, Accumulators<kWidth>& c,
+                                   i64* total) {
+  i16 top[kWidth];
+  for (int n = 0; n < kWidth; ++n) top[n] = 2 * kNoWeight;
   for (int k = 0; k < p.count; ++k) {
-    for (int n = 0; n < kStrip; ++n) {
+    for (int n = 0; n < kWidth; ++n) {
       const i16 weight = static_cast<i16>(a.weight[k] + b.weight[k][n]);
       top[n] = weight > top[n] ? weight : top[n];
     }
   }
-  for (int n = 0; n < kStrip; ++n) c.largest[n] = larger(c.largest[n], top[n]);
+  for (int n = 0; n < kWidth; ++n) c.largest[n] = larger(c.largest[n], top[n]);
   // Sixteen products stay below 2^31: each is below 4 in units of 2^(weight - 25).
   constexpr int kFit = 16;
   for (int first = 0; first < p.count; first += kFit) {
-    i32 sum[kStrip] = {};
+    i32 sum[kWidth] = {};
     for (int k = first; k < smaller(p.count, first + kFit); ++k) {
-      for (int n = 0; n < kStrip; ++n) {
+      for (int n = 0; n < kWidth; ++n) {
         const i32 product = a.significand[k] * b.significand[k][n];
         const i32 right = smaller(c.largest[n] - (a.weight[k] + b.weight[k][n]), 31);
         const i32 magnitude = product < 0 ? -product : product;
@@ -169,19 +174,20 @@ JAX_FP4_INLINE void product_totals(const ProductRow& a, const ProductStrip& b,
         sum[n] += product < 0 ? -term : term;
       }
     }
-    for (int n = 0; n < kStrip; ++n) total[n] += sum[n];
+    for (int n = 0; n < kWidth; ++n) total[n] += sum[n];
   }
 }
 
-JAX_FP4_INLINE void product_row_f32(const ProductRow& a, const ProductStrip& b,
+template <int kWidth>
+JAX_FP4_INLINE void product_row_f32(const ProductRow& a, const ProductStrip<kWidth>& b,
                                     const ProductParameters& p, u32* d) {
-  Accumulators c;
+  Accumulators<kWidth> c;
   take_f32(d, p.core.zero_exponent, c);
-  i64 total[kStrip] = {};
+  i64 total[kWidth] = {};
   product_totals(a, b, p, c, total);
-  for (int n = 0; n < kStrip; ++n)
+  for (int n = 0; n < kWidth; ++n)
     total[n] += aligned(c.significand[n], p.core.guard_bits - 23, c.largest[n] - c.weight[n]);
-  for (int n = 0; n < kStrip; ++n) {
+  for (int n = 0; n < kWidth; ++n) {
     const u32 magnitude = d[n] & kF32AbsMask;
     const u32 value = f32_of_total(total[n], c.largest[n] - p.core.guard_bits);
     d[n] = magnitude > kF32InfBits ? kMmaNaN : magnitude == kF32InfBits ? d[n] : value;
@@ -209,19 +215,20 @@ JAX_FP4_INLINE u32 f16_of_total(i64 total, i32 last_place) {
   return code == 0 ? 0 : static_cast<u32>(code) | (total < 0 ? 0x8000u : 0);
 }
 
-JAX_FP4_INLINE void product_row_f16(const ProductRow& a, const ProductStrip& b,
+template <int kWidth>
+JAX_FP4_INLINE void product_row_f16(const ProductRow& a, const ProductStrip<kWidth>& b,
                                     const ProductParameters& p, u32* d) {
-  Accumulators c;
-  for (int n = 0; n < kStrip; ++n) {
+  Accumulators<kWidth> c;
+  for (int n = 0; n < kWidth; ++n) {
     const i32 field = static_cast<i32>(d[n] >> 10 & 0x1F);
     const i32 magnitude = static_cast<i32>((d[n] & 0x3FF) | (field == 0 ? 0 : 0x400));
     c.significand[n] = (d[n] & 0x8000) ? -magnitude : magnitude;
     c.weight[n] = magnitude == 0 ? p.core.zero_exponent : (field == 0 ? 1 : field) - 15;
     c.largest[n] = larger(c.weight[n], p.core.zero_exponent);
   }
-  i64 total[kStrip] = {};
+  i64 total[kWidth] = {};
   product_totals(a, b, p, c, total);
-  for (int n = 0; n < kStrip; ++n) {
+  for (int n = 0; n < kWidth; ++n) {
     total[n] += aligned(c.significand[n], p.core.guard_bits - 10, c.largest[n] - c.weight[n]);
     const u32 magnitude = d[n] & 0x7FFF;
     const u32 value = f16_of_total(total[n], c.largest[n] - p.core.guard_bits);
@@ -232,12 +239,13 @@ JAX_FP4_INLINE void product_row_f16(const ProductRow& a, const ProductStrip& b,
 // ---- Integers: the elements are the significands
 
 // Exact sums; what leaves 32 bits wraps or saturates (M16).
-JAX_FP4_INLINE void integer_row(const ProductRow& a, const ProductStrip& b, bool saturates,
+template <int kWidth>
+JAX_FP4_INLINE void integer_row(const ProductRow& a, const ProductStrip<kWidth>& b, bool saturates,
                                 u32* d) {
-  i32 sum[kStrip] = {};
+  i32 sum[kWidth] = {};
   for (int k = 0; k < kMmaMostProducts; ++k)
-    for (int n = 0; n < kStrip; ++n) sum[n] += a.significand[k] * b.significand[k][n];
-  for (int n = 0; n < kStrip; ++n) {
+    for (int n = 0; n < kWidth; ++n) sum[n] += a.significand[k] * b.significand[k][n];
+  for (int n = 0; n < kWidth; ++n) {
     const i64 total = i64{static_cast<i32>(d[n])} + sum[n];
     const i64 clamped = total > 0x7FFF'FFFF      ? 0x7FFF'FFFF
                         : total < -0x8000'0000LL ? -0x8000'0000LL

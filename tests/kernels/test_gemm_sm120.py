@@ -1,8 +1,8 @@
 """The GEMM by mma.sync on the machine, all checks on: D equals the tensor-core model bit for bit.
 
-K is walked in steps of 64 (mxf8f6f4: 32) elements in one accumulator, splits at multiples of four of them, as
-gemm_sm100.cu does: both kernels give the same bits by the model. Operands, scales and D lie between poison and
-canaries (support/gemm_kernels.py). `make test` runs a sample; `-m kernels` runs the rest.
+K is walked in steps of 64 (mxf8f6f4: 32) elements in one accumulator, splits at multiples of four
+steps, as gemm_sm100.cu does: both kernels give the same bits by the model. Operands, scales and D
+lie between poison and canaries (support/gemm_kernels.py). `make test` runs a sample, `-m kernels` all.
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ def test_variant_with_ragged_tiles(variant: Variant) -> None:
 @pytest.mark.parametrize("variant", EVERY_VARIANT, ids=lambda v: v.name)
 @pytest.mark.parametrize("out", ["f32", "bf16", "f16"])
 def test_every_variant(variant: Variant, out: str) -> None:
-    """Every kernel, every type of D, with bias and C; more tiles than CTAs, more stages than slots."""
+    """Every kernel, every type of D, with bias and C; more tiles than CTAs, stages than slots."""
     n = 24 if variant.tile_n == 32 else 2 * variant.tile_n + 40
     k = 9 * variant.stage_k + variant.block
     check(random_problem(variant, 2 * 128 + 33, n, k, out=out, bias="bf16", c="f32"))
@@ -119,7 +119,7 @@ def test_d_without_a_tensor_map(out: str) -> None:
 @pytest.mark.parametrize("out", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("n", [1, 17])
 def test_transposed_d(out: str, n: int) -> None:
-    """A few rows of activations: A and B have changed places, and D, C and bias lie the other way round."""
+    """A few rows of activations: A and B have changed places; D, C and bias lie the other way."""
     check(random_problem(NARROW, 200, n, 336, out=out, transposed=True, bias="bf16", c="f32"))
 
 
@@ -180,7 +180,7 @@ def test_nan_scales_stay_in_their_row() -> None:
 
 
 def test_model_is_within_the_bound_of_exact_arithmetic() -> None:
-    """What the tests demand is the exact product, up to 2^-22 of the sum of magnitudes for each MMA."""
+    """What the tests demand is exact, up to 2^-22 of the sum of magnitudes for each MMA."""
     problem: Problem = random_problem(NVFP4, 129, 136, 1040)
     a, b = (
         tables.VALUES["e2m1"][o.codes[0]].astype(np.float64)

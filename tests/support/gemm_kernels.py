@@ -1,4 +1,4 @@
-"""Runs csrc/kernels/gemm_sm100.cu and gemm_sm120.cu on the machine, and says what D has to be, bit for bit.
+"""Runs the GEMM kernels of csrc/kernels on the machine, and says what D has to be, bit for bit.
 
 Everything around the operands is poison: codes of the largest magnitude, NaN scales, and in D a
 canary pattern. Whatever a kernel reads or writes too much shows up in D or in the canaries.

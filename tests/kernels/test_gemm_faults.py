@@ -1,15 +1,17 @@
-"""Faults planted in the source of the GEMM kernel are reported, at the right instruction."""
+"""Faults planted in the GEMM kernels are reported, at the right instruction, or seen in D."""
 
 from dataclasses import dataclass
 
 import pytest
 
 from jax_fp4 import sim
-from support.gemm_kernels import Problem, Run, Variant, changed_ptx, random_problem
+from support.gemm_kernels import Problem, Run, Variant, changed_ptx, expected, random_problem
 
 ONE = Variant("nvfp4", 1, 64)
 PAIR = Variant("nvfp4", 2, 128)
 WIDE = Variant("nvfp4", 2, 256)  # accumulators overlap
+WARP = Variant("nvfp4", 1, 64, "sm120")
+WARP_MX = Variant("mxf8f6f4", 1, 64, "sm120")
 
 
 @dataclass(frozen=True)
@@ -130,20 +132,95 @@ FAULTS = {
         ONE,
         "tiles.h",
     ),
+    "warps: D leaves before its bytes are visible to the copy": Fault(
+        "ptx::fence_proxy_async_shared_cta();",
+        "",
+        ("proxy",),
+        ("cp.async.bulk.tensor.3d.global",),
+        WARP,
+    ),
+    "warps: a buffer of D is written while a copy reads it": Fault(
+        "if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();\n    __syncwarp();",
+        "",
+        ("race",),
+        ("cp.async.bulk.tensor", "st.shared"),
+        WARP,
+    ),
+    "warps: the CTA ends while copies read its memory": Fault(
+        "that read it.\n  if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();",
+        "that read it.",
+        ("exit",),
+        ("cp.async.bulk.tensor.3d.global",),
+        WARP,
+    ),
+    "warps: more bytes are expected than come": Fault(
+        "expect_tx(full, bytes)", "expect_tx(full, bytes + 16)", ("deadlock",), ("",), WARP
+    ),
+    "warps: products wait for the phase before": Fault(
+        "wait(cta.full(place.slot), place.parity);\n  load(even",
+        "wait(cta.full(place.slot), place.parity ^ 1);\n  load(even",
+        ("uninitialized-memory",),
+        ("ldmatrix",),
+        WARP,
+    ),
+    "warps: operands are overwritten while they are loaded": Fault(
+        "wait(cta.empty(place.slot), place.parity ^ 1);",
+        "",
+        ("mbarrier", "race"),
+        ("mbarrier.arrive.expect_tx", "cp.async.bulk.tensor"),
+        WARP,
+    ),
+    "warps: a stage is released by half of the warps": Fault(
+        "ptx::mbarrier_init(cta.empty(stage), kWarps);",
+        "ptx::mbarrier_init(cta.empty(stage), kWarps / 2);",
+        ("mbarrier", "race", "uninitialized-memory"),
+        ("mbarrier.arrive", "cp.async.bulk.tensor", "ldmatrix", "ld.shared"),
+        WARP,
+    ),
+    "warps: a stage is released before its last loads": Fault(
+        "    load(odd, at, stage, in_stage + 1, p);\n    multiply(sums, even, p);\n    step += 2;",
+        "    multiply(sums, even, p);\n    step += 2;\n"
+        "    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(cta.empty(place.slot));\n"
+        "    load(odd, at, stage, in_stage + 1, p);",
+        ("mbarrier", "race", "uninitialized-memory"),
+        ("mbarrier.arrive", "cp.async.bulk.tensor", "ldmatrix", "ld.shared"),
+        WARP,
+    ),
+    "warps: padding bits of E2M1 are not zero": Fault(
+        "d[i] <<= 2;", "d[i] <<= 1;", ("argument",), ("mma.sync",), WARP_MX
+    ),
 }
+
+# (old, new, file of parts/): nothing to report, but another D.
+WRONG = {
+    "rows have the scales of other rows": ("word + 4 * warp_m", "word", ""),
+    "columns have the scales of other columns": (
+        "static_cast<u16>(j % 4)", "static_cast<u16>(j % 2)", ""
+    ),
+    "a tile in the middle of 128 columns has the scales of the first": (
+        "first_column % static_cast<u32>(kScaleTileRows) +", "0 * first_column +", ""
+    ),
+    "a step takes the codes of another": ("at.b ^ kStepBytes * step", "at.b", ""),
+    "halves of K of B are exchanged": (
+        "lane / 8 % 2 * 16", "(1 - lane / 8 % 2) * 16", "warp_tile.h"
+    ),
+    "columns of D are exchanged": ("first ^ 32 * j", "first ^ 32 * (j ^ 1)", "warp_tile.h"),
+}  # fmt: skip
 
 
 def problem(variant: Variant) -> Problem:
-    """Four tiles and more for each of the CTAs (or pairs) that run, three stages each."""
+    """Four tiles and more for each of the CTAs (or pairs) that run, several stages each."""
     m, n = variant.tile_m + 8, variant.tile_n + 8
-    return random_problem(variant, m, n, 560, batch=(4, 1), out="bf16")
+    elements = ("e2m1", "e4m3") if variant.kind == "mxf8f6f4" else None
+    k = 640 if elements else 560
+    return random_problem(variant, m, n, k, batch=(4, 1), out="bf16", elements=elements)
 
 
 def report_of(fault: Fault) -> tuple[sim.SimulationError, str]:
     """The first report of 8 schedules, and the PTX line that it names."""
     ptx = changed_ptx(fault.variant, fault.old, fault.new, fault.file)
     for seed in range(8):
-        machine = sim.Machine("100a", seed, sim.Checks(strict=True))
+        machine = sim.Machine(fault.variant.chip, seed, sim.Checks(strict=True))
         try:
             Run(problem(fault.variant), machine, machine.load(ptx)).launch(max_instructions=1 << 22)
         except sim.SimulationError as error:
@@ -158,3 +235,14 @@ def test_planted_fault_is_reported(name: str) -> None:
     error, line = report_of(fault)
     assert error.kind in fault.kinds, str(error)
     assert any(text in line for text in fault.instructions), str(error)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_planted_error_is_seen(name: str) -> None:
+    """D is not what the model says."""
+    ptx = changed_ptx(WARP, *WRONG[name])
+    p = random_problem(WARP, 40, 72, 144)
+    machine = sim.Machine(WARP.chip)
+    run = Run(p, machine, machine.load(ptx))
+    run.launch()
+    assert (run.result() != expected(p)).any()

@@ -44,6 +44,7 @@ TARGETS = {
     "every_gpu": ("100f", "120f", "90", "80"),
     "datacenter": ("100f",),
     "consumer": ("120f",),
+    "older": ("90", "80"),
 }
 # NVRTC and ptxas take below 1 GiB each for the largest of our kernels.
 _JOB_BYTES = 3 << 29

@@ -155,6 +155,51 @@ struct GemmParams {
   u8 transposed;
 };
 
+// ---- gemm_bf16.cu -------------------------------------------------------------------------------
+
+// What distinguishes the kernels that gemm_bf16.cu is compiled to, for chips without block-scaled MMAs.
+// kind mxf8f6f4 also takes operands of two different formats with blocks of 32.
+struct GemmBf16Variant {
+  GemmKind kind;
+  u32 tile_n;
+
+  JAX_FP4_FN u32 tile_m() const { return kGemmRows; }
+  // Elements of K in a stage: of bf16 they fill a span of the 128-byte swizzle.
+  JAX_FP4_FN u32 stage_k() const { return 64; }
+  // The unit of GemmParams::steps and split_steps, as in GemmVariant.
+  JAX_FP4_FN u32 step_k() const { return kind == GemmKind::mxf8f6f4 ? 32 : 64; }
+  JAX_FP4_FN u32 block() const { return kind == GemmKind::nvfp4 ? 16 : 32; }
+  JAX_FP4_FN u32 warp_n() const { return tile_n < 64 ? tile_n : 64; }
+  JAX_FP4_FN u32 warps() const { return kGemmRows / kGemmStoreRows * (tile_n / warp_n()); }
+  JAX_FP4_FN u32 threads() const { return 32 * warps(); }
+  // Of a row in a stage before it is decoded: as many as the widest codes take.
+  JAX_FP4_FN u32 row_bytes() const { return kind == GemmKind::mxf8f6f4 ? 64 : 32; }
+  // Codes of A and B, and a tile of scales of each.
+  JAX_FP4_FN u32 stage_bytes() const {
+    return (kGemmRows + tile_n) * row_bytes() + 2 * static_cast<u32>(kScaleTileBytes);
+  }
+  JAX_FP4_FN u32 decoded_bytes() const { return (kGemmRows + tile_n) * kGemmRowBytes; }
+  // As many stages as fit beside two that are decoded, also on chips with 99 KiB (8.6, 8.9).
+  JAX_FP4_FN u32 stages() const {
+    const u32 most = (kGemmSharedLimitSm120 - 2 * decoded_bytes()) / stage_bytes();
+    return most < 4 ? most : 4;
+  }
+  JAX_FP4_FN u32 shared_bytes() const { return stages() * stage_bytes() + 2 * decoded_bytes(); }
+};
+
+// grid: tiles_m * tiles_n * batch * splits in x; block: threads(); dynamic shared memory: shared_bytes().
+struct GemmBf16Params {
+  GemmParams gemm;  // tensor maps are not used, d_by_map is 0
+  // [batch, rows, pitch], of row_bytes() each; starts at a multiple of 16.
+  const u8* values_a;
+  const u8* values_b;
+  // Tiled layout, [batch, ceil(rows / 128), scale_groups, 512].
+  const u8* scales_a;
+  const u8* scales_b;
+  u32 pitch_a, pitch_b;  // bytes of a row of values
+  u32 scale_groups;      // ceil(blocks / 4)
+};
+
 // ---- gemm_reduce.cu -----------------------------------------------------------------------------
 
 inline constexpr u32 kGemmReduceThreads = 256;

@@ -33,6 +33,12 @@ __device__ inline float fma_rz_f32(float a, float b, float c) {
   asm("fma.rz.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
+// a * b + c of two pairs of bf16, each rounded once to nearest even; subnormals count (PTX ISA 9.7.4.4).
+__device__ inline u32 fma_rn_bf16x2(u32 a, u32 b, u32 c) {
+  u32 d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
 // Four bytes of the eight of {b, a}; nibble i of the selector names that of byte i (9.7.9.7).
 __device__ inline u32 prmt_b32(u32 a, u32 b, u32 selector) {
   u32 d;

@@ -76,6 +76,14 @@ __device__ inline void mma_m16n8k32_mxf8f6f4_scale_vec_1x(float (&d)[4], const u
         "C"(B::kName));
 }
 
+// K = 16, bf16, no scales (sm_80).
+__device__ inline void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // Four 8 x 8 matrices of 16 bits, as operands of any width hold them: register i of lane 4 g + t is bytes
 // 4 t to 4 t + 3 of row g of matrix i, whose address lane 8 i + g gives; 16 bytes, aligned to 16
 // (9.7.14.5.15).

@@ -17,6 +17,12 @@ __device__ inline u16 ld_shared_b16(u32 from) {
   return d;
 }
 
+__device__ inline u32 ld_shared_u8(u32 from) {
+  u32 d;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(d) : "r"(from) : "memory");
+  return d;
+}
+
 // 8 and 16 bytes, aligned to as many.
 __device__ inline void ld_shared_v2_b32(u32 from, u32& a, u32& b) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");

@@ -2,7 +2,7 @@
 
 K is walked in steps of 64 (mxf8f6f4: 32) elements in one accumulator, splits at multiples of four
 steps, as gemm_sm100.cu does: both kernels give the same bits by the model. Operands, scales and D
-lie between poison and canaries (support/gemm_kernels.py). `make test` runs a sample, `-m kernels` all.
+lie between poison and canaries (support/gemm_kernels.py). `make test` runs a sample.
 """
 
 import numpy as np

@@ -98,6 +98,18 @@ class Variant:
         fixed = buffers * 4096 + 512
         return min(8, (limit * 1024 - fixed) // stage) * stage + fixed
 
+    def product(self, codes: Pair, scales: Pair, elements: tuple[str, str]) -> np.ndarray:
+        """Bits [m, n] of the sum over K, by the tensor-core model in this kernel's order."""
+        (a, b), (sa, sb) = codes, scales
+        if self.kind != "mxf8f6f4":
+            return mma.product_k64(a, b, sa, sb, "ue4m3" if self.kind == "nvfp4" else "ue8m0")
+        # By parts of A's rows: all 64-bit terms of a large M and N at once are too many.
+        parts = [
+            mma.product_k32(a[i : i + 32], b, sa[i : i + 32], sb, elements)
+            for i in range(0, len(a), 32)
+        ]
+        return np.concatenate(parts)
+
 
 def ptx(variant: Variant) -> str:
     """The PTX that is assembled for the chips of the family."""
@@ -304,7 +316,7 @@ def finished(p: Problem, group: int, ia: int, rows: slice, ic: int, k: slice) ->
     total = None
     span = p.split_span
     for start in range(k.start, max(k.stop, k.start + 1), span):
-        part = product(p, codes, scales, slice(start, min(start + span, k.stop))).view(np.float32)
+        part = product(p, codes, scales, slice(start, min(start + span, k.stop)))
         total = part if total is None else total + part
     with np.errstate(over="ignore", invalid="ignore"):
         x = entry(p.a.global_scale, group) * entry(p.b.global_scale, group) * total
@@ -317,19 +329,12 @@ def finished(p: Problem, group: int, ia: int, rows: slice, ic: int, k: slice) ->
 
 
 def product(p: Problem, codes: Pair, scales: Pair, k: slice) -> np.ndarray:
-    """Bits [m, n] of the sum over a range of K, which starts with a block."""
+    """float32 [m, n] of the sum over a range of K, which starts with a block."""
     blocks = slice(k.start // p.variant.block, -(-k.stop // p.variant.block))
     (a, b), (sa, sb) = [x[:, k] for x in codes], [x[:, blocks] for x in scales]
     if k.start == k.stop:
-        return np.zeros((len(a), len(b)), np.uint32)
-    if p.variant.kind != "mxf8f6f4":
-        return mma.product_k64(a, b, sa, sb, "ue4m3" if p.variant.kind == "nvfp4" else "ue8m0")
-    # By parts of A's rows: all 64-bit terms of a large M and N at once are too many.
-    kinds = (p.a.element, p.b.element)
-    parts = [
-        mma.product_k32(a[i : i + 32], b, sa[i : i + 32], sb, kinds) for i in range(0, len(a), 32)
-    ]
-    return np.concatenate(parts)
+        return np.zeros((len(a), len(b)), np.float32)
+    return p.variant.product((a, b), (sa, sb), (p.a.element, p.b.element)).view(np.float32)
 
 
 class Run:
@@ -498,9 +503,9 @@ class Run:
         }
 
 
-def check(problem: Problem, seed: int = 0) -> sim.Report:
+def check(problem: Problem, seed: int = 0, kind: type[Run] = Run) -> sim.Report:
     """Runs the problem under all checks; D has to be what the model says, and nothing else."""
-    run = Run(problem, sim.Machine(problem.variant.chip, seed, sim.Checks(strict=True)))
+    run = kind(problem, sim.Machine(problem.variant.chip, seed, sim.Checks(strict=True)))
     report = run.launch()
     np.testing.assert_array_equal(run.result(), expected(problem))
     return report

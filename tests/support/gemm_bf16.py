@@ -9,6 +9,7 @@ from jax_fp4 import sim
 from oracles import mma_plain, pack, tables
 from support import gemm_kernels
 from support.gemm_kernels import ELEMENT_BITS, Operand, Pair, Problem
+from support.gemm_params import Bf16Params
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,6 @@ def decoded(codes: np.ndarray, scales: np.ndarray, element: str, block: int) -> 
         return tables.f32_to_bf16(product).astype(np.uint32)
 
 
-class Params(ctypes.Structure):
-    """GemmBf16Params of csrc/kernels/gemm_params.h."""
-
-    _fields_ = (
-        ("gemm", gemm_kernels.Params),
-        *((name, ctypes.c_uint64) for name in ("values_a", "values_b", "scales_a", "scales_b")),
-        *((name, ctypes.c_uint32) for name in ("pitch_a", "pitch_b", "scale_groups")),
-        ("padding", ctypes.c_uint8 * 20),
-    )
-
-
 class Run(gemm_kernels.Run):
     """A launch: operands are given by addresses instead of tensor maps."""
 
@@ -98,7 +88,7 @@ class Run(gemm_kernels.Run):
         self._pitches: list[int] = []
         gemm = super()._params(parts)
         (values_a, scales_a), (values_b, scales_b) = self._places
-        return Params(
+        return Bf16Params(
             gemm, values_a, values_b, scales_a, scales_b, *self._pitches, self._scale_groups
         )
 

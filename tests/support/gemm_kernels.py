@@ -4,7 +4,6 @@ Everything around the operands is poison: codes of the largest magnitude, NaN sc
 canary pattern. Whatever a kernel reads or writes too much shows up in D or in the canaries.
 """
 
-import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from jax_fp4 import sim
 from oracles import mma, pack, tables
 from support import device_kernels
+from support.gemm_params import Params, ReduceParams
 from support.repository import ROOT
 
 ELEMENT_BITS = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
@@ -128,38 +128,6 @@ def changed_ptx(variant: Variant, old: str, new: str, file: str = "") -> str:
         source = source.replace(include, part)
     assert source.count(old) == 1, f"{source.count(old)} places for {old!r}"
     return device_kernels.compiler().compile_ptx(row, variant.target, source.replace(old, new))
-
-
-class Params(ctypes.Structure):
-    """GemmParams of csrc/kernels/gemm_params.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint8 * 128) for name in ("a", "b", "scales_a", "scales_b", "d")),
-        *((name, ctypes.c_uint64) for name in ("global_scale_a", "global_scale_b")),
-        *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
-        *((name, ctypes.c_uint64) for name in ("row_groups", "k_groups")),
-        *((name, ctypes.c_uint32) for name in ("m", "n", "steps", "splits", "split_steps")),
-        *((name, ctypes.c_uint32) for name in ("tiles_m", "tiles_n", "strip")),
-        *((name, ctypes.c_uint32) for name in ("batch_a", "batch_b")),
-        *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
-        *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
-        *((name, ctypes.c_uint8) for name in ("element_a", "element_b")),
-        *((name, ctypes.c_uint8) for name in ("d_by_map", "c_by_vector", "transposed")),
-        ("padding", ctypes.c_uint8 * 12),
-    )
-
-
-class ReduceParams(ctypes.Structure):
-    """GemmReduceParams of the same file."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("parts", "global_scale_a", "global_scale_b")),
-        *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
-        ("elements", ctypes.c_int64),
-        *((name, ctypes.c_uint32) for name in ("batch", "columns", "splits")),
-        *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
-        *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
-    )
 
 
 @dataclass

@@ -37,7 +37,7 @@ class Current {
 
 // Of cuTensorMapEncodeTiled, as numbers (cuda.h of CUDA 12.8).
 constexpr CUtensorMapInterleave kNoInterleave = 0;
-constexpr CUtensorMapSwizzle kNoSwizzle = 0, kSwizzle128B = 3;
+constexpr CUtensorMapSwizzle kNoSwizzle = 0, kSwizzle64B = 2, kSwizzle128B = 3;
 constexpr CUtensorMapL2promotion kPromote256B = 3;
 constexpr CUtensorMapFloatOOBfill kZeros = 0;
 
@@ -217,16 +217,19 @@ void Launcher::run(CUstream stream, const plan::Steps& steps) {
 
 void Launcher::launch(Context& context, CUstream stream, const plan::Launch& l) {
   const CUfunction function = kernel(context, stream, l.kernel);
-  const std::string name(l.kernel);
+  const std::string& name = l.kernel;
   alignas(64) unsigned char parameters[plan::kMostParameterBytes];
   std::copy_n(l.parameters, l.parameter_bytes, parameters);
   for (const plan::MapRequest& map : l.maps) {
     CUtensorMap encoded;
     const unsigned int ones[] = {1, 1, 1, 1};
+    const CUtensorMapSwizzle swizzle = map.swizzle == 128  ? kSwizzle128B
+                                       : map.swizzle == 64 ? kSwizzle64B
+                                                           : kNoSwizzle;
     check(api_.cuTensorMapEncodeTiled(
               &encoded, static_cast<CUtensorMapDataType>(map.type), map.rank,
               const_cast<void*>(map.address), map.dims, map.strides, map.box, ones, kNoInterleave,
-              map.swizzle_128b ? kSwizzle128B : kNoSwizzle, kPromote256B, kZeros),
+              swizzle, kPromote256B, kZeros),
           "cuTensorMapEncodeTiled for " + name);
     std::memcpy(parameters + map.offset, &encoded, sizeof encoded);
   }

@@ -183,7 +183,7 @@ void run(Place& place, const plan::Steps& steps) {
   const std::lock_guard lock(launch_counter().mutex);
   for (const plan::Step& step : steps)
     if (const auto* launch = std::get_if<plan::Launch>(&step))
-      ++launch_counter().launches.try_emplace(std::string(launch->kernel)).first->second;
+      ++launch_counter().launches[launch->kernel];
 }
 
 // ---- Operands as parameters of kernels ------------------------------------------------------------

@@ -95,10 +95,10 @@ nb::dict plan_gemm(const std::string& a, const std::string& b, std::int64_t batc
   const jf::u64 workspace = jf::plan::gemm_workspace(shape);
   const auto plan = jf::plan::plan_gemm(shape, {chip, multiprocessors}, workspace);
   nb::dict result;
-  result["kernel"] = std::string(plan.kernel);
+  result["kernel"] = plan.kernel;
   result["exchanged"] = plan.exchanged;
   result["splits"] = plan.splits;
-  result["split_k"] = plan.kernel.empty() ? 0 : plan.split_steps * plan.variant.step_k();
+  result["split_k"] = plan.kernel.empty() ? 0 : plan.split_steps * plan.tile.step_k();
   result["workspace_bytes"] = plan.workspace_bytes();
   result["predicted_cycles"] = plan.predicted_cycles;
   result["text"] = describe(plan, shape);

@@ -4,40 +4,36 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <span>
 #include <stdexcept>
-
-#include "kernels/relayout_params.h"
 
 namespace jax_fp4::plan {
 namespace {
 
-struct Candidate {
-  std::string_view kernel;
-  GemmVariant variant;
+struct TileShape {
+  u32 ctas, n;
 };
+constexpr TileShape kSm100[] = {{1, 32}, {1, 64}, {1, 128}, {2, 128}, {2, 256}};
+constexpr TileShape kSm120[] = {{1, 32}, {1, 64}, {1, 128}};
+constexpr TileShape kBf16[] = {{1, 32}, {1, 128}};
 
-constexpr Candidate kDatacenter[] = {
-    {"gemm_sm100_nvfp4_128x32", {GemmKind::nvfp4, 1, 32}},
-    {"gemm_sm100_nvfp4_128x64", {GemmKind::nvfp4, 1, 64}},
-    {"gemm_sm100_nvfp4_128x128", {GemmKind::nvfp4, 1, 128}},
-    {"gemm_sm100_nvfp4_256x128", {GemmKind::nvfp4, 2, 128}},
-    {"gemm_sm100_nvfp4_256x256", {GemmKind::nvfp4, 2, 256}},
-    {"gemm_sm100_mxfp4_128x32", {GemmKind::mxfp4, 1, 32}},
-    {"gemm_sm100_mxfp4_128x64", {GemmKind::mxfp4, 1, 64}},
-    {"gemm_sm100_mxfp4_128x128", {GemmKind::mxfp4, 1, 128}},
-    {"gemm_sm100_mxfp4_256x128", {GemmKind::mxfp4, 2, 128}},
-    {"gemm_sm100_mxfp4_256x256", {GemmKind::mxfp4, 2, 256}},
-    {"gemm_sm100_mxf8f6f4_128x32", {GemmKind::mxf8f6f4, 1, 32}},
-    {"gemm_sm100_mxf8f6f4_128x64", {GemmKind::mxf8f6f4, 1, 64}},
-    {"gemm_sm100_mxf8f6f4_128x128", {GemmKind::mxf8f6f4, 1, 128}},
-    {"gemm_sm100_mxf8f6f4_256x128", {GemmKind::mxf8f6f4, 2, 128}},
-    {"gemm_sm100_mxf8f6f4_256x256", {GemmKind::mxf8f6f4, 2, 256}},
-};
+std::span<const TileShape> shapes_of(GemmCode code) {
+  switch (code) {
+    case GemmCode::sm100: return kSm100;
+    case GemmCode::sm120: return kSm120;
+    default: return kBf16;
+  }
+}
 
 // ---- The model of time --------------------------------------------------------------------------
-// Cycles of an SM; only their order matters. Dense NVFP4 peak of B200: 9 PFLOP/s over 148 SMs at 1.85
-// GHz is 16384 multiply-adds a cycle and SM; the 8-bit kinds have half of it (NVIDIA's data sheet).
-constexpr double kMacs4Bit = 16384, kMacs8Bit = 8192;
+// Cycles of an SM; only their order matters. Multiply-adds a cycle and SM from NVIDIA's data sheets: B200
+// has 9 PFLOP/s of dense NVFP4 over 148 SMs at 1.85 GHz, RTX 5090 1.68 over 170 at 2.41; 8-bit kinds
+// have half of it. bf16 by mma.sync: A100's 312 TFLOP/s over 108 SMs at 1.41 GHz.
+double macs_of(const GemmTile& tile) {
+  if (tile.decodes()) return 1024;
+  const double macs = tile.code == GemmCode::sm100 ? 16384 : 2048;
+  return tile.kind == GemmKind::mxf8f6f4 ? macs / 2 : macs;
+}
 // Shared memory gives an SM 128 bytes a cycle: the MMA reads A's and B's rows from it.
 constexpr double kSharedBytes = 128;
 // From L2 to an SM, the figure that is usually assumed; not published.
@@ -46,6 +42,9 @@ constexpr double kL2Bytes = 64;
 constexpr double kMemoryBytes = 4324;
 // From the start of a tile to its first MMA, and a second launch: a few round trips to memory.
 constexpr double kTileCycles = 1500, kLaunchCycles = 4000;
+// With mma.sync, of a warp and step: the wait for a stage and its first ldmatrix, a few dozen cycles that
+// nothing hides where an SM has one warp for each tensor core.
+constexpr double kWarpCycles = 30;
 // An epilogue that stores a transposed tile itself, as against one that uses a tensor map.
 constexpr double kDirectStoreFactor = 2;
 
@@ -82,7 +81,8 @@ u64 tiled_bytes(const GemmOperand& o, i64 rows, const GemmShape& s) {
   return aligned(static_cast<u64>((o.batched ? s.batch : 1) * bytes));
 }
 
-// Bytes of a row whose codes a tensor map expands; 0 where rows can stay as they are.
+// Bytes of a row whose codes a tensor map expands (all kernels but gemm_bf16); 0 where rows can stay as
+// they are.
 i64 padded_row_bytes(const GemmOperand& o, const GemmShape& s) {
   const bool expanded = kind_of(s) == GemmKind::mxf8f6f4 && o.format.element == Element::e2m1;
   return expanded && s.k % 128 != 0 ? round_up(s.k, 128) / 2 : 0;
@@ -112,25 +112,29 @@ void check_sizes(const GemmShape& s) {
 // ---- Choice -------------------------------------------------------------------------------------
 
 double predict(const GemmPlan& p, const GemmShape& s, const Chip& chip) {
-  const GemmVariant& v = p.variant;
-  const double macs = v.kind == GemmKind::mxf8f6f4 ? kMacs8Bit : kMacs4Bit;
-  const double row_step = static_cast<double>(kGemmRowBytes) / kGemmStageSteps;
-  const double rows = kGemmRows + v.rows_b();
-  // Of an MMA, per CTA: a pair computes 256 rows with two tensor cores.
-  const double compute = static_cast<double>(kGemmRows) * v.tile_n * v.step_k() / macs;
+  const GemmTile& t = p.tile;
+  // Of an MMA, per CTA: a pair computes 256 rows with two tensor cores. Expanded codes take a byte.
+  const double row_step = t.kind == GemmKind::mxf8f6f4 ? t.step_k() : t.step_k() / 2.0;
+  const double rows = kGemmRows + static_cast<double>(t.n) / t.ctas;
+  const double compute = static_cast<double>(kGemmRows) * t.n * t.step_k() / macs_of(t);
   const double read = rows * row_step / kSharedBytes;
-  const double load = (rows * row_step + v.scale_bytes() / 4.0) / kL2Bytes;
+  const double scales = (kGemmRows + std::max<double>(t.n, kScaleTileRows)) * t.step_k() /
+                        (t.kind == GemmKind::nvfp4 ? 16 : 32);
+  const double load = (rows * row_step + scales) / kL2Bytes;
   const double step = std::max({compute, read, load});
   const double tiles = static_cast<double>(p.tiles_m) * p.tiles_n * static_cast<double>(s.batch);
   const double at_once =
-      std::max(1.0, std::floor(static_cast<double>(chip.multiprocessors) / v.ctas));
+      std::max(1.0, std::floor(static_cast<double>(chip.multiprocessors) / t.ctas));
   const double waves = std::ceil(tiles * p.splits / at_once);
   const double bytes = p.splits > 1 ? 4 : dtype_bytes(s.out);
-  double epilogue = static_cast<double>(kGemmRows) * v.tile_n * bytes / kL2Bytes;
+  double epilogue = static_cast<double>(kGemmRows) * t.n * bytes / kL2Bytes;
   if (p.exchanged) epilogue *= kDirectStoreFactor;
-  // The epilogue of a tile runs beside the next tile's MMAs.
-  const double tile = p.split_steps * step;
-  double cycles = waves * std::max(tile, epilogue) + kTileCycles + epilogue;
+  const double warp = t.code == GemmCode::sm100 ? 0 : kWarpCycles;
+  const double tile = p.split_steps * (step + warp);
+  // With tensor memory the epilogue of a tile runs beside the next tile's MMAs.
+  double cycles = t.code == GemmCode::sm100 ? waves * std::max(tile, epilogue) + epilogue
+                                            : waves * (tile + epilogue);
+  cycles += kTileCycles;
   if (p.splits > 1) {
     cycles += 2 * 4.0 * static_cast<double>(s.batch * s.m * s.n) * p.splits / kMemoryBytes;
     cycles += kLaunchCycles;
@@ -140,21 +144,28 @@ double predict(const GemmPlan& p, const GemmShape& s, const Chip& chip) {
 
 // Rows of tiles that are walked together: tiles in flight make about a square of D.
 u32 strip_of(const GemmPlan& p, const Chip& chip) {
-  const double at_once = std::max(1u, chip.multiprocessors / p.variant.ctas);
-  const double square = std::sqrt(at_once * p.variant.tile_n / p.variant.tile_m());
+  const double at_once = std::max(1u, chip.multiprocessors / p.tile.ctas);
+  const double square = std::sqrt(at_once * p.tile.n / p.tile.m());
   return std::clamp(static_cast<u32>(std::lround(square)), 1u, std::max(1u, p.tiles_m));
 }
 
 bool runs(const GemmPlan& p, const GemmShape& s) {
   // The scales of 32 columns are one column of tensor memory, so the second tile's would begin at an
   // odd one, which hardware is said not to take (docs/simulator.md, assumption S75).
-  if (p.variant.tile_n < 64 && p.tiles_n > 1) return false;
-  const double ctas = static_cast<double>(p.tiles_m) * p.tiles_n * p.variant.ctas *
+  if (p.tile.n < 64 && p.tiles_n > 1) return false;
+  const double ctas = static_cast<double>(p.tiles_m) * p.tiles_n * p.tile.ctas *
                       static_cast<double>(s.batch) * p.splits;
   return ctas < 2147483648.0;  // CUDA C++ Programming Guide: grid x
 }
 
 }  // namespace
+
+std::string GemmTile::kernel() const {
+  const char* codes[] = {"sm100", "sm120", "bf16"};
+  const char* kinds[] = {"nvfp4", "mxfp4", "mxf8f6f4"};
+  return std::string("gemm_") + codes[static_cast<int>(code)] + "_" +
+         kinds[static_cast<int>(kind)] + "_" + std::to_string(m()) + "x" + std::to_string(n);
+}
 
 u64 GemmPlan::workspace_bytes() const { return padded_a + padded_b + tiled_a + tiled_b + parts; }
 
@@ -163,8 +174,8 @@ u64 gemm_workspace(const GemmShape& s) {
   if (s.batch * s.m * s.n == 0 || s.k == 0) return 0;
   const u64 relayout = padded_bytes(s.a, s.m, s) + padded_bytes(s.b, s.n, s) +
                        tiled_bytes(s.a, s.m, s) + tiled_bytes(s.b, s.n, s);
-  const i64 stage = GemmVariant{kind_of(s), 1, 32}.stage_k();
-  const i64 most = std::min<i64>(kMostSplits, s.k / (stage * kLeastSplitStages));
+  const i64 unit = kGemmStageSteps * GemmTile{GemmCode::sm100, kind_of(s), 1, 32}.step_k();
+  const i64 most = std::min<i64>(kMostSplits, s.k / (unit * kLeastSplitStages));
   u64 parts = 0;
   for (u32 splits = 2; splits <= most; ++splits)
     if (const u64 bytes = parts_bytes(s, splits); bytes <= kMostPartsBytes) parts = bytes;
@@ -174,33 +185,39 @@ u64 gemm_workspace(const GemmShape& s) {
 GemmPlan plan_gemm(const GemmShape& s, const Chip& chip, u64 workspace) {
   check_sizes(s);
   const GemmKind kind = kind_of(s);
-  if (!chip.datacenter())
+  if (chip.number < kLeastChip)
     refuse("there is no kernel for compute capability " + std::to_string(chip.number / 10) + "." +
-           std::to_string(chip.number % 10) + "; run it on a B200 or B300, or on the CPU");
+           std::to_string(chip.number % 10) + ", which is below 8.0; run it on the CPU");
+  const GemmCode code = chip.datacenter() ? GemmCode::sm100
+                        : chip.consumer() ? GemmCode::sm120
+                                          : GemmCode::bf16;
   GemmPlan best;
   if (s.batch * s.m * s.n == 0) return best;
   if (s.k == 0) return best;
   best.predicted_cycles = std::numeric_limits<double>::infinity();
   GemmPlan plan;
-  plan.padded_a = padded_bytes(s.a, s.m, s);
-  plan.padded_b = padded_bytes(s.b, s.n, s);
+  if (code != GemmCode::bf16) {
+    plan.padded_a = padded_bytes(s.a, s.m, s);
+    plan.padded_b = padded_bytes(s.b, s.n, s);
+    plan.pitch_a = padded_row_bytes(s.a, s);
+    plan.pitch_b = padded_row_bytes(s.b, s);
+  }
   plan.tiled_a = tiled_bytes(s.a, s.m, s);
   plan.tiled_b = tiled_bytes(s.b, s.n, s);
   if (plan.workspace_bytes() > workspace)
     refuse("the workspace has " + std::to_string(workspace) +
            " bytes, and the operands alone need " + std::to_string(plan.workspace_bytes()) +
            "; lower the program again with this jax_fp4");
-  for (const Candidate& candidate : kDatacenter) {
-    const GemmVariant& v = candidate.variant;
-    if (v.kind != kind) continue;
-    plan.kernel = candidate.kernel;
-    plan.variant = v;
-    plan.steps = static_cast<u32>(ceil_div(s.k, v.step_k()));
+  for (const TileShape& shape : shapes_of(code)) {
+    const GemmTile tile{code, kind, shape.ctas, shape.n};
+    plan.tile = tile;
+    plan.kernel = tile.kernel();
+    plan.steps = static_cast<u32>(ceil_div(s.k, tile.step_k()));
     const u32 stages = static_cast<u32>(ceil_div(plan.steps, kGemmStageSteps));
     for (const bool exchanged : {false, true}) {
       plan.exchanged = exchanged;
-      plan.tiles_m = static_cast<u32>(ceil_div(exchanged ? s.n : s.m, v.tile_m()));
-      plan.tiles_n = static_cast<u32>(ceil_div(exchanged ? s.m : s.n, v.tile_n));
+      plan.tiles_m = static_cast<u32>(ceil_div(exchanged ? s.n : s.m, tile.m()));
+      plan.tiles_n = static_cast<u32>(ceil_div(exchanged ? s.m : s.n, tile.n));
       for (u32 wanted = 1; wanted <= kMostSplits; ++wanted) {
         const u32 split_stages = (stages + wanted - 1) / wanted;
         if (wanted > 1 && split_stages < kLeastSplitStages) break;
@@ -230,17 +247,17 @@ std::string describe(const GemmPlan& p, const GemmShape& s) {
     line("kernel", s.batch * s.m * s.n == 0 ? "none, D is empty" : "gemm_reduce, K is 0");
     return text;
   }
-  const GemmVariant& v = p.variant;
+  const GemmTile& t = p.tile;
   const u64 tiles = u64{p.tiles_m} * p.tiles_n;
-  line("kernel", std::string(p.kernel));
-  line("tile", std::to_string(v.tile_m()) + " x " + std::to_string(v.tile_n) +
+  line("kernel", p.kernel);
+  line("tile", std::to_string(t.m()) + " x " + std::to_string(t.n) +
                    (p.exchanged ? ", operands exchanged" : ""));
   line("tiles", std::to_string(p.tiles_m) + " x " + std::to_string(p.tiles_n) + ", " +
                     std::to_string(tiles * static_cast<u64>(s.batch) * p.splits) + " in all");
-  line("CTAs a tile", std::to_string(v.ctas));
-  line("stages", std::to_string(v.stages()) + " of " + std::to_string(v.stage_k()) + " elements");
-  line("shared memory", std::to_string(v.shared_bytes()) + " bytes a CTA");
-  line("splits of K", std::to_string(p.splits) + ", " + std::to_string(p.split_steps * v.step_k()) +
+  line("CTAs a tile", std::to_string(t.ctas));
+  line("stages", std::to_string(t.stages()) + " of " + std::to_string(t.stage_k()) + " elements");
+  line("shared memory", std::to_string(t.shared_bytes()) + " bytes a CTA");
+  line("splits of K", std::to_string(p.splits) + ", " + std::to_string(p.split_steps * t.step_k()) +
                           " elements each");
   line("strip", std::to_string(p.strip) + " rows of tiles");
   line("workspace", std::to_string(p.workspace_bytes()) + " bytes");
@@ -248,214 +265,6 @@ std::string describe(const GemmPlan& p, const GemmShape& s) {
   std::snprintf(cycles, sizeof cycles, "%.0f cycles (modelled)", p.predicted_cycles);
   line("predicted time", cycles);
   return text;
-}
-
-// ---- Launches -----------------------------------------------------------------------------------
-
-namespace {
-
-struct Workspace {
-  u8* next;
-  u8* take(u64 bytes) {
-    u8* taken = next;
-    next += bytes;
-    return taken;
-  }
-};
-
-// An operand as the kernel reads it.
-struct Ready {
-  GemmOperand operand;
-  i64 rows;
-  const u8* values;
-  i64 row_bytes;
-  const u8* scales;
-};
-
-Ready make_ready(Steps& steps, const GemmShape& s, const GemmOperand& o, i64 rows,
-                 const GemmArrays::Quantized& q, u64 padded, u64 tiled, Workspace& workspace) {
-  const i64 matrices = o.batched ? s.batch : 1;
-  Ready ready{o, rows, q.values, row_bytes(o.format.element, s.k), q.scales};
-  if (padded != 0) {
-    const i64 to_bytes = padded_row_bytes(o, s);
-    const PadRowsParams p{q.values, workspace.take(padded), static_cast<u64>(matrices * rows),
-                          static_cast<u32>(ready.row_bytes), static_cast<u32>(to_bytes)};
-    steps.emplace_back(
-        make_launch("pad_rows", relayout_grid(pad_rows_items(p)), kRelayoutThreads, p));
-    ready.values = p.to;
-    ready.row_bytes = to_bytes;
-  }
-  if (tiled != 0) {
-    const TileScalesParams p{q.scales, workspace.take(tiled), static_cast<u32>(matrices),
-                             static_cast<u32>(rows),
-                             static_cast<u32>(ceil_div(s.k, o.format.block))};
-    steps.emplace_back(
-        make_launch("tile_scales", relayout_grid(tile_scales_items(p)), kRelayoutThreads, p));
-    ready.scales = p.tiled;
-  }
-  return ready;
-}
-
-using Wide = unsigned long long;
-
-MapRequest codes_map(const Ready& r, const GemmPlan& plan, const GemmShape& s, u32 box_rows,
-                     u32 offset) {
-  const int bits = minifloat(r.operand.format.element).bits();
-  const bool expanded = plan.variant.kind == GemmKind::mxf8f6f4 && bits < 8;
-  MapRequest map;
-  map.offset = offset;
-  map.type = !expanded ? MapType::uint8 : bits == 4 ? MapType::u4_align16 : MapType::u6_align16;
-  map.rank = 3;
-  map.address = r.values;
-  map.dims[0] = static_cast<Wide>(expanded ? round_up(s.k, 128) : r.row_bytes);
-  map.dims[1] = static_cast<Wide>(r.rows);
-  map.dims[2] = static_cast<Wide>(r.operand.batched ? s.batch : 1);
-  map.strides[0] = static_cast<Wide>(r.row_bytes);
-  map.strides[1] = static_cast<Wide>(r.rows * r.row_bytes);
-  map.box[0] = kGemmRowBytes;
-  map.box[1] = box_rows;
-  map.box[2] = 1;
-  map.swizzle_128b = true;
-  return map;
-}
-
-MapRequest scales_map(const Ready& r, const GemmPlan& plan, const GemmShape& s, u32 box_tiles,
-                      u32 offset) {
-  const i64 groups = ceil_div(ceil_div(s.k, r.operand.format.block), kScaleTileBlocks);
-  const i64 row_tiles = ceil_div(r.rows, kScaleTileRows);
-  MapRequest map;
-  map.offset = offset;
-  map.type = MapType::uint16;
-  map.rank = 4;
-  map.address = r.scales;
-  map.dims[0] = kScaleTileBytes / 2;
-  map.dims[1] = static_cast<Wide>(groups);
-  map.dims[2] = static_cast<Wide>(row_tiles);
-  map.dims[3] = static_cast<Wide>(r.operand.batched ? s.batch : 1);
-  map.strides[0] = kScaleTileBytes;
-  map.strides[1] = static_cast<Wide>(groups * kScaleTileBytes);
-  map.strides[2] = static_cast<Wide>(row_tiles * groups * kScaleTileBytes);
-  map.box[0] = kScaleTileBytes / 2;
-  map.box[1] = plan.variant.scale_groups();
-  map.box[2] = box_tiles;
-  map.box[3] = 1;
-  return map;
-}
-
-MapRequest out_map(const GemmParams& p, u64 matrices, u32 offset) {
-  const u32 size = dtype_bytes(p.out_type);
-  MapRequest map;
-  map.offset = offset;
-  map.type = p.out_type == Dtype::f32    ? MapType::f32
-             : p.out_type == Dtype::bf16 ? MapType::bf16
-                                         : MapType::f16;
-  map.rank = 3;
-  map.address = p.out;
-  map.dims[0] = p.n;
-  map.dims[1] = p.m;
-  map.dims[2] = matrices;
-  map.strides[0] = Wide{p.n} * size;
-  map.strides[1] = Wide{p.n} * size * p.m;
-  map.box[0] = kGemmRowBytes / size;
-  map.box[1] = kGemmStoreRows;
-  map.box[2] = 1;
-  map.swizzle_128b = true;
-  return map;
-}
-
-Launch reduce(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arrays,
-              const float* parts) {
-  GemmReduceParams p{};
-  p.parts = parts;
-  p.global_scale_a = arrays.a.global_scale;
-  p.global_scale_b = arrays.b.global_scale;
-  p.bias = arrays.bias;
-  p.c = arrays.c;
-  p.out = arrays.out;
-  p.elements = s.m * s.n;
-  p.batch = static_cast<u32>(s.batch);
-  p.columns = static_cast<u32>(s.n);
-  p.splits = parts == nullptr ? 0 : plan.splits;
-  p.batch_scale_a = s.a.batched;
-  p.batch_scale_b = s.b.batched;
-  p.batch_bias = arrays.bias_batched;
-  p.out_type = s.out;
-  p.c_type = arrays.c_type;
-  p.bias_type = arrays.bias_type;
-  const i64 ctas = ceil_div(p.elements, kGemmReduceThreads);
-  const Grid grid{static_cast<u32>(std::min<i64>(ctas, 65535)), std::min(p.batch, kMaxGridYZ), 1};
-  return make_launch("gemm_reduce", grid, kGemmReduceThreads, p);
-}
-
-}  // namespace
-
-Steps gemm_steps(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arrays) {
-  Steps steps;
-  if (s.batch * s.m * s.n == 0) return steps;
-  if (s.k == 0) {
-    steps.emplace_back(reduce(plan, s, arrays, nullptr));
-    return steps;
-  }
-  Workspace workspace{arrays.workspace};
-  const Ready a = make_ready(steps, s, s.a, s.m, arrays.a, plan.padded_a, plan.tiled_a, workspace);
-  const Ready b = make_ready(steps, s, s.b, s.n, arrays.b, plan.padded_b, plan.tiled_b, workspace);
-  auto* parts = reinterpret_cast<float*>(workspace.take(plan.parts));
-  const bool whole = plan.splits == 1;
-
-  GemmParams p{};
-  p.m = static_cast<u32>(plan.exchanged ? s.n : s.m);
-  p.n = static_cast<u32>(plan.exchanged ? s.m : s.n);
-  p.steps = plan.steps;
-  p.splits = plan.splits;
-  p.split_steps = plan.split_steps;
-  p.tiles_m = plan.tiles_m;
-  p.tiles_n = plan.tiles_n;
-  p.strip = plan.strip;
-  p.transposed = plan.exchanged;
-  p.out = whole ? arrays.out : parts;
-  p.out_type = whole ? s.out : Dtype::f32;
-  const Ready &first = plan.exchanged ? b : a, &second = plan.exchanged ? a : b;
-  p.batch_a = first.operand.batched;
-  p.batch_b = second.operand.batched;
-  p.element_a = first.operand.format.element;
-  p.element_b = second.operand.format.element;
-  if (whole) {  // else gemm_reduce applies them, once
-    p.global_scale_a = plan.exchanged ? arrays.b.global_scale : arrays.a.global_scale;
-    p.global_scale_b = plan.exchanged ? arrays.a.global_scale : arrays.b.global_scale;
-    p.batch_scale_a = p.batch_a;
-    p.batch_scale_b = p.batch_b;
-    p.bias = arrays.bias;
-    p.bias_type = arrays.bias_type;
-    p.batch_bias = arrays.bias_batched;
-    p.c = arrays.c;
-    p.c_type = arrays.c_type;
-    p.c_by_vector =
-        s.n * dtype_bytes(arrays.c_type) % 16 == 0 && reinterpret_cast<u64>(arrays.c) % 16 == 0;
-  }
-  p.d_by_map = !plan.exchanged && i64{p.n} * dtype_bytes(p.out_type) % 16 == 0;
-
-  const GemmVariant& v = plan.variant;
-  const u32 ctas =
-      static_cast<u32>(static_cast<u64>(s.batch) * p.tiles_m * p.tiles_n * v.ctas * plan.splits);
-  Launch launch = make_launch(plan.kernel, {ctas, 1, 1}, kGemmThreads, p);
-  launch.cluster = v.ctas;
-  launch.shared_bytes = v.shared_bytes();
-  launch.overlaps = !steps.empty();
-  launch.maps = {
-      codes_map(first, plan, s, kGemmRows, offsetof(GemmParams, a)),
-      codes_map(second, plan, s, v.rows_b(), offsetof(GemmParams, b)),
-      scales_map(first, plan, s, 1, offsetof(GemmParams, scales_a)),
-      scales_map(second, plan, s, v.scale_tiles_b(), offsetof(GemmParams, scales_b)),
-  };
-  if (p.d_by_map)
-    launch.maps.push_back(
-        out_map(p, static_cast<u64>(s.batch) * plan.splits, offsetof(GemmParams, d)));
-  steps.emplace_back(std::move(launch));
-  if (!whole) {
-    steps.emplace_back(reduce(plan, s, arrays, parts));
-    std::get<Launch>(steps.back()).overlaps = true;
-  }
-  return steps;
 }
 
 }  // namespace jax_fp4::plan

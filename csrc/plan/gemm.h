@@ -11,7 +11,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "kernels/gemm_params.h"
@@ -32,9 +31,34 @@ struct GemmShape {
   Dtype out = Dtype::f32;
 };
 
+// What multiplies, by chip: gemm_sm100.cu, gemm_sm120.cu, or gemm_bf16.cu on all others.
+enum class GemmCode : u8 { sm100, sm120, bf16 };
+
+// A kernel of csrc/kernels, as far as plans and launches look at it.
+struct GemmTile {
+  GemmCode code = GemmCode::sm100;
+  GemmKind kind = GemmKind::nvfp4;
+  u32 ctas = 1;  // that share a tile
+  u32 n = 0;     // columns of a tile
+
+  std::string kernel() const;  // its name in variants.def
+  u32 m() const { return kGemmRows * ctas; }
+  u32 step_k() const { return variant().step_k(); }
+  u32 threads() const { return decodes() ? bf16().threads() : variant().threads(); }
+  u32 stages() const { return decodes() ? bf16().stages() : variant().stages(); }
+  u32 stage_k() const { return decodes() ? bf16().stage_k() : variant().stage_k(); }
+  u32 shared_bytes() const { return decodes() ? bf16().shared_bytes() : variant().shared_bytes(); }
+
+  bool decodes() const { return code == GemmCode::bf16; }
+  GemmBf16Variant bf16() const { return {kind, n}; }
+  GemmVariant variant() const {
+    return {kind, ctas, n, code == GemmCode::sm100 ? GemmCore::tcgen05 : GemmCore::mma_sync};
+  }
+};
+
 struct GemmPlan {
-  std::string_view kernel;  // of variants.def; empty where D is empty or K is 0
-  GemmVariant variant{};
+  std::string kernel;  // of variants.def; empty where D is empty or K is 0
+  GemmTile tile;
   bool exchanged = false;  // the kernel's A is the problem's B: D is written transposed
   u32 tiles_m = 0, tiles_n = 0;
   u32 steps = 0, splits = 1, split_steps = 0;
@@ -42,6 +66,7 @@ struct GemmPlan {
   // Bytes of workspace, parts at multiples of 256: A's and B's rows with another pitch, their tiled
   // scales, the parts of a split sum.
   u64 padded_a = 0, padded_b = 0, tiled_a = 0, tiled_b = 0, parts = 0;
+  i64 pitch_a = 0, pitch_b = 0;  // of the rows with another pitch, in bytes
   double predicted_cycles = 0;
 
   u64 workspace_bytes() const;

@@ -21,7 +21,7 @@ Steps amax(const AmaxParams& p, bool rotate_rows, const Chip& chip) {
   clear(steps, p.fingerprint, p.matrices / p.leads);
   if (p.matrices == 0 || p.rows == 0 || p.cols == 0) return steps;
   const bool wide = p.input == InputType::f32;
-  std::string_view kernel = wide ? "amax_32" : "amax_16";
+  std::string kernel = wide ? "amax_32" : "amax_16";
   if (p.rotated != nullptr) {
     if (rotate_rows)
       kernel = wide ? "amax_rotated_rows_32" : "amax_rotated_rows_16";
@@ -37,7 +37,7 @@ Steps quantize(const QuantizeParams& p) {
   Steps steps;
   if (p.matrices == 0) return steps;
   const bool wide = p.input == InputType::f32;
-  std::string_view kernel;
+  std::string kernel;
   switch (minifloat(p.format.element).bits()) {
     case 4:
       if (p.format.scale != BlockScale::ue4m3)

@@ -6,8 +6,9 @@
 
 #include <cstddef>
 #include <cstring>
-#include <string_view>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -35,13 +36,13 @@ struct MapRequest {
   const void* address = nullptr;
   unsigned long long dims[4] = {}, strides[3] = {};  // innermost first; strides in bytes
   u32 box[4] = {};
-  bool swizzle_128b = false;
+  u32 swizzle = 0;  // 0, 64 or 128 bytes
 };
 
 inline constexpr std::size_t kMostParameterBytes = 1024;
 
 struct Launch {
-  std::string_view kernel;  // of csrc/kernels/variants.def
+  std::string kernel;  // of csrc/kernels/variants.def
   Grid grid{};
   u32 threads = 0;
   u32 cluster = 1;       // CTAs, along x
@@ -63,10 +64,10 @@ using Steps = std::vector<Step>;
 
 // A launch with its one parameter, a structure of csrc/kernels.
 template <class Params>
-Launch make_launch(std::string_view kernel, Grid grid, u32 threads, const Params& params) {
+Launch make_launch(std::string kernel, Grid grid, u32 threads, const Params& params) {
   static_assert(sizeof(Params) <= kMostParameterBytes && std::is_trivially_copyable_v<Params>);
   Launch launch;
-  launch.kernel = kernel;
+  launch.kernel = std::move(kernel);
   launch.grid = grid;
   launch.threads = threads;
   launch.parameter_bytes = sizeof(Params);

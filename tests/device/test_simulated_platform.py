@@ -30,14 +30,18 @@ def native(program: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("program", "kernels"),
+    ("program", "chip", "kernels"),
     [
-        ("dot", {"amax_rotated_rows_32", "quantize_nvfp4_32", "gemm_sm100_nvfp4_128x32"}),
-        ("training", {"gemm_sm100_nvfp4_128x64", "amax_32", "quantize_nvfp4_16"}),
+        ("dot", "100a", {"amax_rotated_rows_32", "quantize_mx6_32", "gemm_sm100_nvfp4_128x32"}),
+        ("dot", "121a", {"amax_rotated_rows_32", "quantize_mx8_32", "gemm_sm120_nvfp4_128x32"}),
+        ("training", "100a", {"gemm_sm100_nvfp4_128x64", "amax_32", "quantize_nvfp4_16"}),
     ],
 )
-def test_bits_are_those_of_the_cpu_backend(program: str, kernels: set[str], tmp_path: Path) -> None:
-    """Quantized bytes, products, gradients, two training steps; the kernels did run, cleanly."""
+def test_bits_are_those_of_the_cpu_backend(
+    program: str, chip: str, kernels: set[str], tmp_path: Path
+) -> None:
+    """Products, gradients, two training steps; the kernels did run, cleanly."""
+    _native.reset_sim_driver(chip, 0)
     before = _native.launch_counts()
     got = driver_programs.PROGRAMS[program]()
     ran = {

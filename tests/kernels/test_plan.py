@@ -44,10 +44,11 @@ def plan(
     ),
     layout=st.sampled_from(["tiled", "linear"]),
     out=st.sampled_from(["float32", "bfloat16", "float16"]),
+    chip=st.sampled_from([80, 86, 90, 100, 103, 110, 120, 121]),
     multiprocessors=st.sampled_from([1, 2, 16, 132, 148, 160]),
 )
-@example(1, 1, 1, 1 << 20, (fp4.NVFP4, fp4.NVFP4), "tiled", "float32", 148)
-@example(5, 1 << 20, 1 << 20, 1, (fp4.NVFP4, fp4.NVFP4), "tiled", "float32", 148)
+@example(1, 1, 1, 1 << 20, (fp4.NVFP4, fp4.NVFP4), "tiled", "float32", 100, 148)
+@example(5, 1 << 20, 1 << 20, 1, (fp4.NVFP4, fp4.NVFP4), "tiled", "float32", 100, 148)
 def test_every_problem_has_a_plan_that_covers_it(
     batch: int,
     m: int,
@@ -56,11 +57,12 @@ def test_every_problem_has_a_plan_that_covers_it(
     formats: tuple[fp4.Format, fp4.Format],
     layout: str,
     out: str,
+    chip: int,
     multiprocessors: int,
 ) -> None:
     """Splits cover K, none is empty; the workspace is at most what is lowered; it exists."""
     shape = (batch, m, n, k)
-    chosen = plan(shape, formats, layout, out=out, multiprocessors=multiprocessors)
+    chosen = plan(shape, formats, layout, (True, True), out, chip, multiprocessors)
     limit = _native.gemm_workspace(
         *(attribute(f, layout) for f in formats), shape, (True, True), out
     )
@@ -69,7 +71,8 @@ def test_every_problem_has_a_plan_that_covers_it(
         assert chosen["kernel"] == ""
         return
     assert chosen["kernel"] in {kernel.name for kernel in device_kernels.compiler().kernels()}
-    _, _, kind, tile = str(chosen["kernel"]).split("_")
+    _, code, kind, tile = str(chosen["kernel"]).split("_")
+    assert code == {10: "sm100", 12: "sm120"}.get(chip // 10, "bf16")
     four_bit = all(f.bits == 4 for f in formats)
     expected = "nvfp4" if formats[0].block == 16 else "mxfp4" if four_bit else "mxf8f6f4"
     assert kind == expected
@@ -100,6 +103,24 @@ def test_choices_for_known_shapes(
     assert (chosen["exchanged"], chosen["splits"]) == (exchanged, splits)
 
 
+def test_every_product_kernel_is_the_choice_for_some_problem() -> None:
+    """No variant is compiled that no plan uses; one of gemm_sm100 is there for groups of rows."""
+    sizes = [1, 16, 48, 64, 128, 200, 512, 1024, 4096, 8192]
+    pairs = [(fp4.NVFP4, fp4.NVFP4), (fp4.MXFP4, fp4.MXFP4), (fp4.MXFP8_E4M3, fp4.MXFP4)]
+    chosen = {
+        plan((1, m, n, k), pair, chip=chip)["kernel"]
+        for pair in pairs
+        for chip in (90, 100, 120)
+        for m in sizes
+        for n in sizes
+        for k in (128, 1024, 16384)
+    }
+    names = {kernel.name for kernel in device_kernels.compiler().kernels()}
+    grouped = {f"gemm_sm100_{kind}_128x128" for kind in ("nvfp4", "mxfp4", "mxf8f6f4")}
+    products = {name for name in names if name.startswith("gemm_") and name != "gemm_reduce"}
+    assert chosen == products - grouped
+
+
 def test_few_tiles_and_a_long_sum_are_split() -> None:
     """A weight gradient of a small layer: more CTAs than tiles; and never where tiles are many."""
     assert int(plan((1, 128, 256, 65536))["splits"]) > 1
@@ -118,7 +139,7 @@ def test_a_plan_depends_on_its_arguments_only() -> None:
         ({"shape": (1, -1, 1, 1)}, "below 2\\^31"),
         ({"shape": (1 << 30, 1 << 20, 1 << 20, 64)}, "more than 2\\^48 elements"),
         ({"shape": ((1 << 31) - 1, 300, 128, 8), "multiprocessors": 1}, "more tiles than a grid"),
-        ({"shape": (1, 8, 8, 8), "chip": 110}, "no kernel for compute capability 11.0"),
+        ({"shape": (1, 8, 8, 8), "chip": 75}, "no kernel for compute capability 7.5"),
         ({"shape": (1, 8, 8, 8), "formats": (fp4.NVFP4, fp4.MXFP4)}, "different sizes"),
     ],
 )

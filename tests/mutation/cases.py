@@ -11,7 +11,7 @@ import numpy as np
 from jax_fp4 import sim
 from mutation.judge import Case
 from oracles import mma, pack
-from support import gemm_sm100, nvfp4_tile
+from support import gemm_kernels, nvfp4_tile
 
 
 def tile(group: int) -> Case:
@@ -66,24 +66,24 @@ def product(kind: str, group: int, tile_n: int, **more: Any) -> Case:
 
     Several tiles for each CTA, so that every buffer is used again, and edges on all sides.
     """
-    variant = gemm_sm100.Variant(kind, group, tile_n)
+    variant = gemm_kernels.Variant(kind, group, tile_n)
     m, n, k = 3 * variant.tile_m - 40, 2 * tile_n + 16, 2 * variant.stage_k + 64
 
     def run(machine: sim.Machine, module: sim.Module, budget: int) -> int:
-        first = gemm_sm100.Run(gemm_sm100.random_problem(variant, m, n, k, **more), machine, module)
-        second = gemm_sm100.Run(
-            gemm_sm100.random_problem(variant, m, n, k, seed=1, c="f32", **more), machine, module
+        first = gemm_kernels.Run(gemm_kernels.random_problem(variant, m, n, k, **more), machine, module)
+        second = gemm_kernels.Run(
+            gemm_kernels.random_problem(variant, m, n, k, seed=1, c="f32", **more), machine, module
         )
         second.reads(first)
         reports = machine.run(first.prepare() + second.prepare(), budget)
         got = first.result()
-        np.testing.assert_array_equal(got, gemm_sm100.expected(first.problem))
+        np.testing.assert_array_equal(got, gemm_kernels.expected(first.problem))
         second.problem.c = got
-        np.testing.assert_array_equal(second.result(), gemm_sm100.expected(second.problem))
+        np.testing.assert_array_equal(second.result(), gemm_kernels.expected(second.problem))
         return sum(report.instructions for report in reports)
 
     name = f"{variant.name}{', split' if more.get('splits', 1) > 1 else ''}"
-    text = gemm_sm100.ptx(variant)
+    text = gemm_kernels.ptx(variant)
     return Case(name, "100a", text, run, sim.Checks(strict=True))
 
 

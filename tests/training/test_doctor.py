@@ -152,9 +152,9 @@ def test_every_gpu_is_told_what_it_runs() -> None:
     """Quantizers on everything from 8.0 on, block-scaled products where there are kernels."""
     images = doctor._images()[1]
     assert "8.0" in doctor._gpu_use(75, images)
-    assert "cubin sm_80, " in doctor._gpu_use(89, images)
+    assert "cubin sm_80, products by gemm_bf16" in doctor._gpu_use(89, images)
     assert "cubin sm_103a, products by gemm_sm100" in doctor._gpu_use(103, images)
-    assert "PTX sm_90, " in doctor._gpu_use(110, images)
+    assert "PTX sm_90, products by gemm_bf16" in doctor._gpu_use(110, images)
     assert "no image" in doctor._gpu_use(100, [])
 
 

@@ -25,10 +25,11 @@ def test_everything_here_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].endswith(" passed, 0 failed") and int(lines[-1].split()[0]) > 150
-    machine = [line for line in lines if line.startswith("ok     ptx machine 100a: ")]
-    assert len(machine) == len(list(verify.cases()))
-    assert any("quantize_nvfp4_four_over_six_16" in line for line in machine)
-    assert any("gemm_sm100_mxf8f6f4_" in line for line in machine)
+    for chip, family in (("100a", "sm100"), ("120a", "sm120"), ("90", "bf16"), ("80", "bf16")):
+        machine = [line for line in lines if line.startswith(f"ok     ptx machine {chip}: ")]
+        assert len(machine) == len(list(verify.cases()))
+        assert any("quantize_nvfp4_four_over_six_16" in line for line in machine)
+        assert any(f"gemm_{family}_mxf8f6f4_" in line for line in machine)
 
 
 def test_a_case_that_is_right_passes() -> None:

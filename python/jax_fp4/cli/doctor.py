@@ -276,14 +276,15 @@ def _gpu_use(capability: int, images: list[tuple[str, str]]) -> str:
     quantizer = image_for(images, "quantize_nvfp4_16", capability)
     if quantizer is None:
         return "not used: this build has no image for it"
-    families = {
-        kernel.partition("_nvfp4")[0]
-        for kernel, _ in images
-        if kernel.startswith("gemm_")
-        and "_nvfp4" in kernel
-        and image_for(images, kernel, capability)
-    }
-    products = f"products by {', '.join(sorted(families))}" if families else "no products"
+    from jax_fp4 import _native
+    from jax_fp4.formats import NVFP4
+
+    operand = f"{NVFP4.attribute()} layout=tiled"
+    shape = (1, 4096, 4096, 4096)  # the family depends on the chip only
+    plan = _native.plan_gemm(operand, operand, shape, (False, False), "bfloat16", capability, 100)
+    product = image_for(images, plan["kernel"], capability)
+    family = plan["kernel"].partition("_nvfp4")[0]
+    products = f"products by {family} from {product}" if product else "no products"
     return f"quantizers from {quantizer}, {products}"
 
 

@@ -142,7 +142,7 @@ def cases() -> Iterator[Case]:
             if option and (format.block != 16 and option not in (", stochastic", ", rotated")):
                 continue
             for size, shape in shapes.items():
-                for dtype in ("float32", "bfloat16"):
+                for dtype in ("float32", "bfloat16") if len(shape) == 3 else ("float32",):
                     name = f"quantize {format.name} from {dtype}{option}, {size}"
                     amax = ("amax",) if format.tensor_scaled else ()
                     yield Case(
@@ -284,11 +284,19 @@ def backends(found_gpus: Sequence[str]) -> list[Backend]:
     levels = ["portable", "avx512", "amx"]
     levels = levels[: levels.index(_native.best_cpu_level()) + 1]
     result = [Backend(f"cpu {level}", _CPU, level=level) for level in levels]
-    chips = sorted({image.removeprefix("PTX sm_") for _, image in _native.kernel_images()})
-    if "100f" in chips:
-        simulated = {"JAX_PLATFORMS": "cpu", "JAX_FP4_DRIVER": "sim"}
-        devices = simulated | {"JAX_FP4_SIM_DEVICES": "100a"}
-        result.append(Backend("ptx machine 100a", devices, launches=True, same_sums=True))
+    images = {image for _, image in _native.kernel_images()}
+    # Chips without block-scaled MMAs decode to bf16: other sums.
+    for chip, image, same_sums in (
+        ("100a", "PTX sm_100f", True),
+        ("120a", "PTX sm_120f", True),
+        ("90", "PTX sm_90", False),
+        ("80", "PTX sm_80", False),
+    ):
+        if image in images:
+            environment = {"JAX_PLATFORMS": "cpu", "JAX_FP4_DRIVER": "sim"}
+            environment["JAX_FP4_SIM_DEVICES"] = chip
+            name = f"ptx machine {chip}"
+            result.append(Backend(name, environment, launches=True, same_sums=same_sums))
     if found_gpus:
         gpu = {"JAX_PLATFORMS": "cuda,cpu", "JAX_FP4_DRIVER": ""}
         result.append(Backend("gpu", gpu, launches=True))

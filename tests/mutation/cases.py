@@ -67,19 +67,19 @@ def product(kind: str, group: int, tile_n: int, **more: Any) -> Case:
     Several tiles for each CTA, so that every buffer is used again, and edges on all sides.
     """
     variant = gemm_kernels.Variant(kind, group, tile_n)
-    m, n, k = 3 * variant.tile_m - 40, 2 * tile_n + 16, 2 * variant.stage_k + 64
+    m, n, k = 2 * variant.tile_m - 40, 2 * tile_n + 16, 2 * variant.stage_k + 64
+    first = gemm_kernels.random_problem(variant, m, n, k, **more)
+    second = gemm_kernels.random_problem(variant, m, n, k, seed=1, c="f32", **more)
+    want = gemm_kernels.expected(first)
+    second.c = want
+    want_sum = gemm_kernels.expected(second)
 
     def run(machine: sim.Machine, module: sim.Module, budget: int) -> int:
-        first = gemm_kernels.Run(gemm_kernels.random_problem(variant, m, n, k, **more), machine, module)
-        second = gemm_kernels.Run(
-            gemm_kernels.random_problem(variant, m, n, k, seed=1, c="f32", **more), machine, module
-        )
-        second.reads(first)
-        reports = machine.run(first.prepare() + second.prepare(), budget)
-        got = first.result()
-        np.testing.assert_array_equal(got, gemm_kernels.expected(first.problem))
-        second.problem.c = got
-        np.testing.assert_array_equal(second.result(), gemm_kernels.expected(second.problem))
+        runs = [gemm_kernels.Run(problem, machine, module) for problem in (first, second)]
+        runs[1].reads(runs[0])
+        reports = machine.run(runs[0].prepare() + runs[1].prepare(), budget)
+        np.testing.assert_array_equal(runs[0].result(), want)
+        np.testing.assert_array_equal(runs[1].result(), want_sum)
         return sum(report.instructions for report in reports)
 
     name = f"{variant.name}{', split' if more.get('splits', 1) > 1 else ''}"

@@ -67,7 +67,8 @@ def product(kind: str, group: int, tile_n: int, **more: Any) -> Case:
     Several tiles for each CTA, so that every buffer is used again, and edges on all sides.
     """
     variant = gemm_kernels.Variant(kind, group, tile_n)
-    m, n, k = 2 * variant.tile_m - 40, 2 * tile_n + 16, 2 * variant.stage_k + 64
+    stages = (variant.shared_bytes - 8 * 4096) // (variant.stage_k * (128 + tile_n // group) // 2)
+    m, n, k = 2 * variant.tile_m - 40, 5 * tile_n + 16, (stages + 1) * variant.stage_k + 64
     first = gemm_kernels.random_problem(variant, m, n, k, **more)
     second = gemm_kernels.random_problem(variant, m, n, k, seed=1, c="f32", **more)
     want = gemm_kernels.expected(first)

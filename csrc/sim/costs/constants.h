@@ -4,6 +4,7 @@
 //   [ubench] a published microbenchmark: Luo et al., "Dissecting the NVIDIA Hopper Architecture through
 //            Microbenchmarking", 2025 (arXiv 2501.12084); Jarmusch et al. on B200 (arXiv 2512.02189) and on
 //            GB203 (arXiv 2507.10789); SemiAnalysis, "Dissecting Nvidia Blackwell", 2026
+//   [recall] as [ubench] or [spec], quoted from memory and not looked up again: to be checked first
 //   [assume] no public figure was found. These are round numbers of the right order; a result that hangs
 //            on one of them is not to be relied upon
 //
@@ -57,7 +58,7 @@ inline constexpr u32 kSubPartitions = 4;
 
 // Cycles for which a warp instruction occupies its unit in a sub-partition: 128 / (results a cycle and SM), of
 // the table of the programming guide ("Throughput of native arithmetic instructions", compute capability 9.0)
-// [spec].
+// [recall].
 inline constexpr u32 kFloatCycles = 1;    // f32, f16x2 and bf16x2 add, multiply, fma: 128
 inline constexpr u32 kIntegerCycles = 2;  // add, logic, shifts, comparisons, min and max: 64
 inline constexpr u32 kConvertCycles = 2;  // conversions: 64
@@ -71,12 +72,12 @@ inline constexpr u32 kIntegerDivideSlots = 20;
 inline constexpr u32 kWideSlots = 2;  // 64-bit integer arithmetic and logic
 
 // Cycles until a dependent instruction may issue.
-inline constexpr u32 kArithmeticLatency = 4;  // f32 and int32 [ubench: 2507.10789]
+inline constexpr u32 kArithmeticLatency = 4;  // f32 and int32 [recall: 2507.10789]
 inline constexpr u32 kConvertLatency = 8;     // [assume]
 inline constexpr u32 kSpecialLatency = 18;    // [assume]
 inline constexpr u32 kShuffleLatency = 24;    // [assume]
 inline constexpr u32 kDoubleLatency = 8;      // [assume]
-inline constexpr u32 kWarpMmaLatency = 33;    // mma.sync [ubench: 2501.12084]
+inline constexpr u32 kWarpMmaLatency = 33;    // mma.sync [recall: 2501.12084]
 inline constexpr u32 kBranchLatency =
     8;  // until the warp's next instruction, taken or not [assume]
 inline constexpr u32 kBarrierLatency =
@@ -87,7 +88,7 @@ inline constexpr u32 kBarrierLatency =
 inline constexpr u32 kBanks = 32;
 inline constexpr u32 kBankBytes = 4;
 inline constexpr double kSharedBytesPerCycle = 128;
-inline constexpr u32 kSharedLatency = 29;  // [ubench: 2501.12084]
+inline constexpr u32 kSharedLatency = 29;  // [recall: 2501.12084]
 
 // ---- L2 and DRAM
 
@@ -95,9 +96,9 @@ inline constexpr u32 kSectorBytes = 32;  // [spec]
 inline constexpr u32 kLineBytes = 128;   // [spec]
 // Between an SM and L2, in each direction; of A100's white paper, and nothing says that it has changed [spec].
 inline constexpr double kPortBytesPerCycle = 64;
-inline constexpr double kL2Latency = 273;  // [ubench: 2501.12084]
+inline constexpr double kL2Latency = 273;  // [recall: 2501.12084]
 inline constexpr double kDramLatency =
-    659;  // of all: through L2 [ubench: order of 2501.12084, 2512.02189]
+    659;  // of all: through L2 [recall: order of 2501.12084, 2512.02189]
 
 // From a die of a B200 to the L2 and the memory of the other one, on top [ubench: SemiAnalysis]. Which die holds an
 // address: the parity of its 4 KiB page's number [assume].
@@ -107,7 +108,7 @@ inline constexpr u64 kPageBytes = 4096;
 // ---- Asynchronous engines
 
 // From the instruction to the first request, and from the last byte to the mbarrier, together: a tensor copy takes
-// about this much longer than a load of the same data [ubench: 2501.12084].
+// about this much longer than a load of the same data [recall: 2501.12084].
 inline constexpr double kBulkLatency = 170;
 inline constexpr double kBulkIssueCycles = 4;  // between two copies of one SM [assume]
 // tcgen05.mma reads both operands from shared memory at 128 bytes a cycle and is bound by that for N < 128

@@ -23,12 +23,12 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: help demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench clean
+.PHONY: help demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench clean'
+	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench wheel clean'
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
@@ -94,6 +94,10 @@ format: $(VENV)/.lint
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 bench $(ARGS)
+
+# A wheel with all kernel images, tried in an environment without a compiler.
+wheel: $(VENV)/.python-$(PYTHON_VERSION)
+	PYTHON=$(BIN)/python .ci/wheel
 
 clean:
 	rm -rf $(VENV) .venv-* build dist out .pytest_cache .hypothesis .ruff_cache .import_linter_cache

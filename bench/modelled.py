@@ -19,9 +19,9 @@ from jax_fp4 import sim
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support import device_kernels, gemm_sm100
+from support import device_kernels, gemm_kernels
 from support.cpu_quantize import Options
-from support.gemm_sm100 import Operand, Problem, Variant
+from support.gemm_kernels import Operand, Problem, Variant
 from support.repository import ROOT
 
 MODEL = sim.CostModel(time=True, data=False)
@@ -66,7 +66,7 @@ def gemm(
     machine = sim.Machine("100a", costs=model)
     problem = Problem(variant, operand(m, k, variant.block), operand(n, k, variant.block), out)
     module = machine.load(gemm_ptx(variant, stages))
-    return gemm_sm100.Run(problem, machine, module).launch()
+    return gemm_kernels.Run(problem, machine, module).launch()
 
 
 def triton_gemm(m: int, n: int, k: int) -> sim.Report:

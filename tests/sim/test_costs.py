@@ -7,7 +7,7 @@ import pytest
 
 from jax_fp4 import sim
 from support import device_kernels
-from support.gemm_sm100 import Run, Variant, expected, random_problem
+from support.gemm_kernels import Run, Variant, expected, random_problem
 from support.ptx_kernel import run
 from support.tensor_memory import with_tensor_memory
 

@@ -226,11 +226,11 @@ void Launcher::launch(Context& context, CUstream stream, const plan::Launch& l) 
     const CUtensorMapSwizzle swizzle = map.swizzle == 128  ? kSwizzle128B
                                        : map.swizzle == 64 ? kSwizzle64B
                                                            : kNoSwizzle;
-    check(api_.cuTensorMapEncodeTiled(
-              &encoded, static_cast<CUtensorMapDataType>(map.type), map.rank,
-              const_cast<void*>(map.address), map.dims, map.strides, map.box, ones, kNoInterleave,
-              swizzle, kPromote256B, kZeros),
-          "cuTensorMapEncodeTiled for " + name);
+    check(
+        api_.cuTensorMapEncodeTiled(&encoded, static_cast<CUtensorMapDataType>(map.type), map.rank,
+                                    const_cast<void*>(map.address), map.dims, map.strides, map.box,
+                                    ones, kNoInterleave, swizzle, kPromote256B, kZeros),
+        "cuTensorMapEncodeTiled for " + name);
     std::memcpy(parameters + map.offset, &encoded, sizeof encoded);
   }
   CUlaunchAttribute attributes[2] = {};

@@ -29,6 +29,14 @@ def fail(
     raise kind(f"jax_fp4.{where}: `{argument}` must be {expected}, got {got}; {way_out}")
 
 
+def missing_extra(module: str, package: str, extra: str, error: ImportError) -> NoReturn:
+    """Raises for an optional package that ``module`` of ours is made for, and that does not load."""
+    raise ImportError(
+        f"jax_fp4.{module} needs the package {package}, which does not load: {error}; "
+        f"pip install 'jax-fp4[{extra}]'"
+    ) from error
+
+
 def float_array(where: str, argument: str, x: Any, *, min_rank: int = 0) -> jax.Array:
     """``x`` as an array of float32, bfloat16 or float16 and at least ``min_rank`` dimensions."""
     if not isinstance(x, (jax.Array, np.ndarray, np.generic)):

@@ -23,12 +23,12 @@ BIN := $(VENV)/bin
 NATIVE_SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -type f)
 CXX_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
-.PHONY: help demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench wheel clean
+.PHONY: help demo test test-device test-slow test-kernels test-foreign test-checkpoints test-maxtext test-mutation test-matrix test-asan test-fuzz lint format bench wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@sed -n '/^# Every/,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-checkpoints test-mutation test-matrix test-asan test-fuzz lint format bench wheel clean'
+	@echo 'Targets: demo test test-device test-slow test-kernels test-foreign test-checkpoints test-maxtext test-mutation test-matrix test-asan test-fuzz lint format bench wheel clean'
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m jax_fp4 demo $(ARGS)
@@ -57,6 +57,11 @@ test-foreign: $(VENV)/.foreign
 test-checkpoints:
 	$(MAKE) VENV=.venv-checkpoints .venv-checkpoints/.peers
 	JAX_FP4_REQUIRE_ALL=1 .venv-checkpoints/bin/python -m pytest -m checkpoints --timeout 7200 $(ARGS)
+
+# MaxText trains on virtual CPU devices, in an environment of its own: make test-maxtext PYTHON=python3.12
+test-maxtext:
+	$(MAKE) VENV=.venv-maxtext .venv-maxtext/.maxtext
+	JAX_FP4_REQUIRE_ALL=1 .venv-maxtext/bin/python -m pytest -m maxtext --timeout 7200 $(ARGS)
 
 # Mutants of kernels that others have compiled: which of them the PTX machine catches.
 test-mutation: $(VENV)/.test
@@ -134,8 +139,16 @@ $(VENV)/.peers: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/peers.txt
 	touch $@
 
+# What `make test-maxtext` needs.
+$(VENV)/.maxtext: $(VENV)/.installed
+	$(if $(filter 3.11.%,$(PYTHON_VERSION)),$(error MaxText needs Python 3.12 or newer, and $(PYTHON) is \
+	  $(PYTHON_VERSION). Name one: make test-maxtext PYTHON=python3.12))
+	$(BIN)/python .ci/requirements maxtext maxtext-peers > $(VENV)/maxtext.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/maxtext.txt
+	touch $@
+
 # The linters and what the type checker must see, without building the extension.
 $(VENV)/.lint: $(VENV)/.python-$(PYTHON_VERSION) pyproject.toml
-	$(BIN)/python .ci/requirements demo lint > $(VENV)/lint.txt
+	$(BIN)/python .ci/requirements demo flax qwix lint > $(VENV)/lint.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/lint.txt
 	touch $@

@@ -45,9 +45,7 @@ def compare(ours: Any, expected: Any, *args: Any) -> None:
 
 def roles(function: Any, *args: Any) -> list[str]:
     """The quantized products of a function; what is not quantized is named by its path."""
-    return sorted(
-        p.role if p.path == "quantized" else p.path for p in fp4.explain(function)(*args)
-    )
+    return sorted(p.role if p.path == "quantized" else p.path for p in fp4.explain(function)(*args))
 
 
 # ---- Linen layers --------------------------------------------------------------------------------

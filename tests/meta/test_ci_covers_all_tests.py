@@ -56,7 +56,7 @@ def collected_files(root: Path, *arguments: str) -> set[str]:
 def test_every_test_file_is_collected() -> None:
     """The files that define tests are those that the quick and the marked suites collect."""
     collected = collected_files(ROOT) | collected_files(
-        ROOT, "-m", "slow or foreign or kernels or device or checkpoints"
+        ROOT, "-m", "slow or foreign or kernels or device or checkpoints or maxtext"
     )
     assert collected == files_with_tests(ROOT)
 
@@ -70,6 +70,7 @@ def test_the_makefile_narrows_nothing() -> None:
         "-m slow --timeout 7200 $(ARGS)",
         "-m foreign --timeout 7200 $(ARGS)",
         "-m checkpoints --timeout 7200 $(ARGS)",
+        "-m maxtext --timeout 7200 $(ARGS)",
         "-m mutation -s --timeout 7200 $(ARGS)",
         "-n 2 -m kernels --timeout 7200 $(ARGS)",
     ]

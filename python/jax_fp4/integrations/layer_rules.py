@@ -21,9 +21,7 @@ KEEP = (
 )
 """Modules that recipes leave alone: embeddings, the head, the router of a mixture of experts."""
 
-_BLOCK = re.compile(
-    r"(?:^|/)(?:[A-Za-z_]*(?:[lL]ayer|[bB]lock)s?|h)(?:[_/](\d+)(?![^/])|(?![^/]))"
-)
+_BLOCK = re.compile(r"(?:^|/)(?:[A-Za-z_]*(?:[lL]ayer|[bB]lock)s?|h)(?:[_/](\d+)(?![^/])|(?![^/]))")
 """The outermost module of a row, and its number: layers_3, layers/3, EncoderBlock_3, h_3."""
 
 
@@ -62,7 +60,12 @@ class LayerRules:
             _check.instance(where, "recipe", self.recipe, Recipe, "jax_fp4.recipes.NVFP4")
         if isinstance(self.keep, str) or not all(isinstance(p, str) for p in self.keep):
             _check.fail(
-                where, "keep", "regular expressions", repr(self.keep), 'pass ("lm_head",)', TypeError
+                where,
+                "keep",
+                "regular expressions",
+                repr(self.keep),
+                'pass ("lm_head",)',
+                TypeError,
             )
         object.__setattr__(self, "keep", tuple(self.keep))
         for pattern in self.keep:

@@ -81,7 +81,9 @@ class Quantization(quantizations.Quantization):
             A function like jnp.einsum.
         """
         if any(axis is not None and axis.startswith("activation") for axis in mesh_axes):
-            return jnp.einsum  # ones and zeros select tokens: quantizing would round them for nothing
+            return (
+                jnp.einsum
+            )  # ones and zeros select tokens: quantizing would round them for nothing
         return functools.partial(einsum, recipe=self.recipe)
 
     @property

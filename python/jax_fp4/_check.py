@@ -30,7 +30,7 @@ def fail(
 
 
 def missing_extra(module: str, package: str, extra: str, error: ImportError) -> NoReturn:
-    """Raises for an optional package that ``module`` of ours is made for, and that does not load."""
+    """Raises for an optional package that ``module`` of ours needs, and that does not load."""
     raise ImportError(
         f"jax_fp4.{module} needs the package {package}, which does not load: {error}; "
         f"pip install 'jax-fp4[{extra}]'"

@@ -154,7 +154,7 @@ def test_linen_attention_runs_its_projections_and_its_own_products() -> None:
 
 
 def test_linen_random_numbers_come_from_the_named_collection() -> None:
-    """Stochastic rounding follows the key that `apply` is given, and differs from layer to layer."""
+    """Stochastic rounding follows the key that `apply` is given, and differs between layers."""
 
     class Two(nn.Module):
         @nn.compact
@@ -285,7 +285,10 @@ def test_linen_layers_run_in_a_scan_under_remat() -> None:
     )()
     x = normal(0, (8, 32))
     variables = scanned.init(jax.random.key(1), x, None)
-    loss = lambda v: (scanned.apply(v, x, None)[0] ** 2).mean()
+
+    def loss(variables: Any) -> jax.Array:
+        return (scanned.apply(variables, x, None)[0] ** 2).mean()
+
     plan = fp4.explain(jax.grad(loss))(variables)
     assert {p.role for p in plan} == {"fprop", "dgrad", "wgrad"}
     assert {p.times for p in plan} == {3}
@@ -375,7 +378,7 @@ def test_nnx_layers_are_dot_general_and_einsum(preferred: str | None) -> None:
 
 
 def test_nnx_rules_can_be_changed_and_hooks_of_others_are_not_lost() -> None:
-    """Kept layers get jax's product back; a product of the user's is no longer there by accident."""
+    """Kept layers get jax's product back; a product of the user's own is never replaced."""
     model = fp4_flax.quantize_nnx(NnxModel(nnx.Rngs(0)), fp4.recipes.MXFP8)
     assert model.layers[0].wi.dot_general == fp4_flax.NnxDotGeneral(fp4.recipes.MXFP8)
     fp4_flax.quantize_nnx(model, LayerRules(keep=("layers/0", "lm_head")))

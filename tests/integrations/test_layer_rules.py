@@ -60,7 +60,7 @@ def test_first_and_last_blocks_are_kept_by_number(path: str, quantized: bool) ->
 
 @pytest.mark.parametrize("path", ["decoder/layers/mlp/wi", "layers", "layers_12/mlp", "blocks/12"])
 def test_a_block_that_no_number_fits_is_refused(path: str) -> None:
-    """A scan traces one block for all, and a number beyond the count says that the count is wrong."""
+    """A scan traces one block for all, and a number beyond the count says the count is wrong."""
     with pytest.raises(ValueError, match=re.escape(f"a module {path!r}")):
         BY_BLOCK.quantizes(path)
     assert LayerRules().quantizes(path)

@@ -73,8 +73,12 @@ class DotGeneral(_Hook):
         """`jax_fp4.dot_general`, or jax's where the layer is kept.
 
         Args:
-            lhs: see `jax_fp4.dot_general`; so are the others.
-            rhs, dimension_numbers, precision, preferred_element_type, out_sharding: the same.
+            lhs: see `jax_fp4.dot_general`.
+            rhs: see there.
+            dimension_numbers: see there.
+            precision: see there.
+            preferred_element_type: see there.
+            out_sharding: see there.
 
         Returns:
             The product.
@@ -105,9 +109,9 @@ class EinsumOp(_Hook):
         """`jax_fp4.einsum`, or jax's where the layer is kept.
 
         Args:
-            subscripts: see `jax_fp4.einsum`; so are the others.
-            *operands: the same.
-            **keywords: the same.
+            subscripts: see `jax_fp4.einsum`.
+            *operands: see there.
+            **keywords: see there.
 
         Returns:
             What einsum returns.
@@ -231,8 +235,12 @@ class NnxDotGeneral:
         """`jax_fp4.dot_general`.
 
         Args:
-            lhs: see there; so are the others.
-            rhs, dimension_numbers, precision, preferred_element_type, out_sharding: the same.
+            lhs: see `jax_fp4.dot_general`.
+            rhs: see there.
+            dimension_numbers: see there.
+            precision: see there.
+            preferred_element_type: see there.
+            out_sharding: see there.
 
         Returns:
             The product.
@@ -262,9 +270,9 @@ class NnxEinsum:
         """`jax_fp4.einsum`.
 
         Args:
-            subscripts: see there; so are the others.
-            *operands: the same.
-            **keywords: the same.
+            subscripts: see there.
+            *operands: see there.
+            **keywords: see there.
 
         Returns:
             What einsum returns.
@@ -276,8 +284,8 @@ def quantize_nnx(model: Model, rules: LayerRules | Recipe | None = None) -> Mode
     """Gives the layers of an NNX model their hooks, in place.
 
     nnx.Linear, nnx.LinearGeneral and nnx.Einsum, also those inside of nnx.MultiHeadAttention. Their
-    paths are those that ``nnx.iter_modules(model)`` gives, joined by "/". Layers that the rules keep
-    get jax's product back, so that other rules may follow.
+    paths are those of ``nnx.iter_modules(model)``, joined by "/". Layers that the rules keep get
+    jax's product back, so that other rules may follow.
 
     Args:
         model: an nnx.Module.

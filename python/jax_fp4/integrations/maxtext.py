@@ -28,8 +28,8 @@ from jax_fp4.ragged import ragged_dot
 from jax_fp4.recipe import RECIPES, Recipe
 
 try:
-    from maxtext.kernels import megablox
-    from maxtext.layers import quantizations
+    from maxtext.kernels import megablox  # pyright: ignore[reportMissingImports]
+    from maxtext.layers import quantizations  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     _check.missing_extra("integrations.maxtext", "maxtext", "maxtext", error)
 
@@ -168,9 +168,9 @@ class Provider(fp4_qwix.Provider):
         """`jax_fp4.ragged_dot`, or MaxText's grouped product where the layer is kept.
 
         Args:
-            lhs: see `jax_fp4.ragged_dot`; so are the others.
-            rhs: the same.
-            group_sizes: the same.
+            lhs: see `jax_fp4.ragged_dot`.
+            rhs: see there.
+            group_sizes: see there.
             **keywords: MaxText's.
 
         Returns:
@@ -218,7 +218,7 @@ def _ragged_dot(
 
 if __name__ == "__main__":
     from absl import app
-    from maxtext.trainers.pre_train import train
+    from maxtext.trainers.pre_train import train  # pyright: ignore[reportMissingImports]
 
     # Under its name, so that Quantization is one class, and not that of __main__ beside it.
     from jax_fp4.integrations import maxtext

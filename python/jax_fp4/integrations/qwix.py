@@ -58,8 +58,11 @@ class Provider(qwix.QuantizationProvider):
         """`jax_fp4.dot_general`, or jax's where the layer is kept.
 
         Args:
-            lhs: see `jax_fp4.dot_general`; so are the others.
-            rhs, dimension_numbers, *args, **keywords: the same.
+            lhs: see `jax_fp4.dot_general`.
+            rhs: see there.
+            dimension_numbers: see there.
+            *args: see there.
+            **keywords: see there.
 
         Returns:
             The product.
@@ -73,8 +76,9 @@ class Provider(qwix.QuantizationProvider):
         """`jax_fp4.einsum`, or jax's where the layer is kept.
 
         Args:
-            subscripts: see `jax_fp4.einsum`; so are the others.
-            *operands, **keywords: the same.
+            subscripts: see `jax_fp4.einsum`.
+            *operands: see there.
+            **keywords: see there.
 
         Returns:
             What einsum returns.
@@ -90,8 +94,11 @@ class Provider(qwix.QuantizationProvider):
         """`jax_fp4.ragged_dot`, or jax's where the layer is kept.
 
         Args:
-            lhs: see `jax_fp4.ragged_dot`; so are the others.
-            rhs, group_sizes, *args, **keywords: the same.
+            lhs: see `jax_fp4.ragged_dot`.
+            rhs: see there.
+            group_sizes: see there.
+            *args: see there.
+            **keywords: see there.
 
         Returns:
             The products.

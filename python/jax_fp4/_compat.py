@@ -51,6 +51,19 @@ def vary_alike(*arrays: jax.Array) -> list[jax.Array]:
     ]
 
 
+def varying_like(results: Sequence[jax.Array], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """``results``, each varying over every manual mesh axis that an operand varies over.
+
+    A shard_map inside of another one, without check_vma, forgets the axes of the outer one.
+    """
+    every = frozenset().union(*(_varying_axes(jax.typeof(x)) for x in operands))
+    missing = [tuple(sorted(every - _varying_axes(jax.typeof(x)))) for x in results]
+    return [
+        jax.lax.pcast(x, axes, to="varying") if axes else x
+        for x, axes in zip(results, missing, strict=True)
+    ]
+
+
 def gathered(x: jax.Array) -> jax.Array:
     """``x`` with every explicitly sharded axis gathered; its gradient is sharded like ``x`` again.
 
@@ -61,6 +74,11 @@ def gathered(x: jax.Array) -> jax.Array:
     if all(axis is None for axis in sharding.spec):
         return x
     return jax.sharding.reshard(x, jax.NamedSharding(sharding.mesh, jax.P(*[None] * x.ndim)))
+
+
+def is_automatic(ctx: Any) -> bool:
+    """Whether what is lowered belongs to XLA's partitioner: several devices and no shard_map."""
+    return getattr(ctx.module_context.axis_context, "num_devices", 1) > 1
 
 
 def weakly_typed(x: jax.Array) -> jax.Array:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fp4 import _check
-from jax_fp4.formats import Format
+from jax_fp4 import _check, sharding
+from jax_fp4.formats import FORMATS, Format
 
 
 @jax.tree_util.register_dataclass
@@ -119,6 +120,52 @@ def operand_attribute(q: BlockScaledArray) -> str:
     return f"{q.format.attribute()} layout={q.layout}"
 
 
+def operand_dims(
+    batch: int, k: int, operands: Sequence[tuple[str, str, Sequence[int]]]
+) -> tuple[dict[str, int], list[sharding.Dims]]:
+    """How quantized operands of one custom call may be sharded: all are cut alike along K.
+
+    Args:
+        batch: of the call; an operand with another leading dimension is shared.
+        k: elements of a row.
+        operands: (factor of the rows, operand_attribute, shape of the values) of each.
+
+    Returns:
+        (steps of the factors "b", "k" and those of the rows; dimensions of values, scales and
+        global scale of each operand).
+    """
+    described = []
+    for factor, attribute, shape in operands:
+        format = next(f for f in FORMATS if attribute.startswith(f.attribute() + " "))
+        described.append((factor, format, attribute.split("layout=")[1], shape))
+    k_step = math.lcm(
+        *(f.whole_elements for _, f, _, _ in described),
+        *(4 * f.block for _, f, layout, _ in described if layout == "tiled"),
+    )
+    sizes = {"b": batch, "k": sharding.steps(k, k_step)}
+    dims: list[sharding.Dims] = []
+    for factor, format, layout, (lead, rows, _) in described:
+        row_step = 128 if layout == "tiled" else 1
+        sizes[factor] = sharding.steps(rows, row_step)
+        own = ("b", 1) if lead == batch else None
+        scale_rows, scale_cols, *inner = format.scale_shape(layout, row_step, k_step)
+        dims += [
+            (
+                own,
+                (factor, row_step),
+                ("k", format.row_bytes(k_step)),
+            ),
+            (
+                own,
+                (factor, scale_rows),
+                ("k", scale_cols),
+                *(None for _ in inner),
+            ),
+            (own,),
+        ]
+    return sizes, dims
+
+
 def check_array(where: str, argument: str, q: Any) -> BlockScaledArray:
     """``q`` is a BlockScaledArray whose parts fit together."""
     _check.instance(where, argument, q, BlockScaledArray, "what jax_fp4.quantize returns")
@@ -178,9 +225,9 @@ def flatten_lead(q: BlockScaledArray) -> BlockScaledArray:
     """``q`` with its leading dimensions merged into one."""
     lead = q.values.shape[:-2]
     return BlockScaledArray(
-        values=q.values.reshape(math.prod(lead), *q.values.shape[len(lead) :]),
-        scales=q.scales.reshape(math.prod(lead), *q.scales.shape[len(lead) :]),
-        global_scale=q.global_scale.reshape(math.prod(lead)),
+        values=sharding.reshape(q.values, (math.prod(lead), *q.values.shape[len(lead) :])),
+        scales=sharding.reshape(q.scales, (math.prod(lead), *q.scales.shape[len(lead) :])),
+        global_scale=sharding.reshape(q.global_scale, (math.prod(lead),)),
         amax=None,
         format=q.format,
         axis=q.axis,

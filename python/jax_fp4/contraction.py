@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fp4 import _check, _compat
+from jax_fp4 import _check, _compat, sharding
 from jax_fp4.block_array import BlockScaledArray, check_array
 from jax_fp4.product import Product, product, sides
 from jax_fp4.recipe import Recipe, resolve
@@ -69,7 +69,7 @@ def reference(
 ) -> Any:
     """Shape, dtype and weak type of ``function(*operands.values())``, evaluated abstractly.
 
-    Shardings are left out: a quantized product gathers what jax could not type by itself. Only
+    Shardings are left out: a quantized product decides what jax could not type by itself. Only
     ``out_sharding``, a keyword that ``function`` passes on, needs the mesh.
 
     Raises:
@@ -183,7 +183,7 @@ def contract(
     with scope(how.where, how.recipe.name):
         result = _product(lhs, left, rhs, right, batch, summed, free, dtype, how)
     names = [*batch, *free[0], *free[1]]
-    result = result.reshape([shapes[name] for name in names])
+    result = sharding.reshape(result, [shapes[name] for name in names])
     return result.transpose([names.index(name) for name in out])
 
 
@@ -195,7 +195,7 @@ def _without_broadcast(
     if len(keep) == len(names):
         return x, list(names)
     assert not isinstance(x, BlockScaledArray)
-    return x.reshape([x.shape[i] for i in keep]), [names[i] for i in keep]
+    return sharding.reshape(x, [x.shape[i] for i in keep]), [names[i] for i in keep]
 
 
 def _product(
@@ -220,15 +220,19 @@ def _product(
     lhs_side, rhs_side = sides(how.recipe, bool(batch), lhs_axis, rhs_axis)
     leaves, tree = jax.tree.flatten((lhs3, rhs3, weight, how.words))
     lhs3, rhs3, weight, words = jax.tree.unflatten(tree, _compat.vary_alike(*leaves))
-    return product(
-        lhs3, rhs3, weight, words, Product(lhs_side, rhs_side, out_dtype=jnp.dtype(dtype).name)
-    )
+    if weight is None:
+        assert rhs3 is not None
+        out = sharding.of_product(lhs3, rhs3, (lhs_axis, rhs_axis))
+    else:
+        out = sharding.of_product(lhs3, weight.forward.values, (lhs_axis, "cols"))
+    spec = Product(lhs_side, rhs_side, jnp.dtype(dtype).name, out)
+    return product(lhs3, rhs3, weight, words, spec)
 
 
 def as_float(x: Operand) -> jax.Array:
     """An operand that may be quantized: integers beside floats as float32, which they become."""
     assert not isinstance(x, BlockScaledArray)
-    return _compat.gathered(x if x.dtype.name in _check.FLOAT_DTYPES else x.astype(jnp.float32))
+    return x if x.dtype.name in _check.FLOAT_DTYPES else x.astype(jnp.float32)
 
 
 def _as_matrix(
@@ -238,8 +242,9 @@ def _as_matrix(
     at = {name: i for i, name in enumerate(names)}
     b, k, f = (math.prod(x.shape[at[n]] for n in group) for group in (batch, summed, free))
     if [*batch, *summed, *free] == names and summed and free:
-        return x.reshape(b, k, f), "rows"
-    return x.transpose([at[n] for n in (*batch, *free, *summed)]).reshape(b, f, k), "cols"
+        return sharding.reshape(x, (b, k, f)), "rows"
+    x = x.transpose([at[n] for n in (*batch, *free, *summed)])
+    return sharding.reshape(x, (b, f, k)), "cols"
 
 
 def _check_weight(

@@ -8,6 +8,7 @@ new axis into V, so that a vmap equals a Python loop.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fp4 import _compat, _native
-from jax_fp4.block_array import BlockScaledArray, operand_attribute
+from jax_fp4 import _compat, _native, sharding
+from jax_fp4.block_array import BlockScaledArray, operand_attribute, operand_dims
 from jax_fp4.formats import HADAMARD_SIZE, Format
 
 DEFAULT_SIGNS = 0b1101_0111_1110_1000
@@ -56,6 +57,16 @@ class Copy:
             length = -(-length // HADAMARD_SIZE) * HADAMARD_SIZE
         return copy_rows, length
 
+    def step(self, axis: str) -> int:
+        """Elements of the shortest part of the rows or columns that a device can have alone."""
+        if axis != self.axis:
+            return math.lcm(
+                128 if self.layout == "tiled" else 1,
+                self.format.block if self.scaling == "2d" else 1,
+            )
+        tile = 4 * self.format.block if self.layout == "tiled" else 1
+        return math.lcm(tile, self.format.whole_elements)
+
     def attribute(self) -> str:
         """The custom call's attribute (csrc/ffi/attributes.h)."""
         return (
@@ -81,9 +92,9 @@ def _batch_examples(primitive: Any) -> Any:
             for arg, dim in zip(args, dims, strict=True)
         ]
         examples = fronts[0].shape[1]
-        merged = [front.reshape(size * examples, *front.shape[2:]) for front in fronts]
-        results = primitive().bind(*merged, **params)
-        split = [result.reshape(size, examples, *result.shape[1:]) for result in results]
+        merged = [sharding.reshape(x, (size * examples, *x.shape[2:])) for x in fronts]
+        results = sharding.bind(primitive(), *merged, **params)
+        split = [sharding.reshape(x, (size, examples, *x.shape[1:])) for x in results]
         return split, [0] * len(split)
 
     return rule
@@ -151,6 +162,111 @@ _dequantize_p = _native.make_primitive(
 )
 
 
+# ---- Shards --------------------------------------------------------------------------------------
+
+
+def _x_sizes(shape: Sequence[int], row_step: int, col_step: int) -> dict[str, int]:
+    """Factors of x: v, l, r and c, for its four dimensions."""
+    v, l, r, c = shape  # noqa: E741
+    return {"v": v, "l": l, "r": sharding.steps(r, row_step), "c": sharding.steps(c, col_step)}
+
+
+def _shifted(origin: jax.Array, x: jax.Array, placement: sharding.Placement) -> jax.Array:
+    """The origin of this device's shard of x."""
+    offset = [placement.index(f) * n for f, n in zip("lrc", x.shape[1:], strict=True)]
+    return origin + jnp.stack([jnp.asarray(n, jnp.uint32) for n in offset])
+
+
+def _amax_rule(
+    x: Sequence[int], origin: Sequence[int], *, rotate: bool, axis: str, fingerprint: bool, **_: Any
+) -> sharding.Rule:
+    by = [HADAMARD_SIZE if rotate and axis == f"axis={name}" else 1 for name in ("rows", "cols")]
+    sizes = _x_sizes(x, *by)
+    v, l, r, c = zip("vlrc", (1, 1, *by), strict=True)  # noqa: E741
+
+    def local(call: Any, shards: Any, placement: sharding.Placement) -> list[jax.Array]:
+        x, origin = shards
+        results = list(call(x, _shifted(origin, x, placement)))
+        inside, all_axes = placement.axes("rc"), placement.axes("lrc")
+        if inside:
+            results[: 1 + rotate] = (jax.lax.pmax(a, inside) for a in results[: 1 + rotate])
+        if fingerprint and all_axes:
+            results[-1] = jax.lax.psum(results[-1], all_axes)
+        return results
+
+    return sharding.Rule(
+        sizes=sizes,
+        operands=((v, l, r, c), (v, None)),
+        results=((v, l),) * (1 + rotate) + ((v,),) * fingerprint,
+        leading=(0,),
+        order="vlrc",
+        local=local,
+    )
+
+
+def _quantize_rule(*shapes: Sequence[int], copies: tuple[Copy, ...], **_: Any) -> sharding.Rule:
+    by = {axis: math.lcm(*(copy.step(axis) for copy in copies)) for axis in ("rows", "cols")}
+    sizes = _x_sizes(shapes[0], by["rows"], by["cols"])
+    v, l = ("v", 1), ("l", 1)  # noqa: E741
+    operands: list[sharding.Dims] = [
+        (v, l, ("r", by["rows"]), ("c", by["cols"])),
+        (v, None),
+    ]
+    results: list[sharding.Dims] = []
+    for copy in copies:
+        operands += [(v, l)] * copy.format.tensor_scaled + [(v, None)] * copy.stochastic
+        across, along = ("rows", "cols") if copy.axis == "cols" else ("cols", "rows")
+        one, length = by[across], by[along]
+        row_bytes = copy.format.row_bytes(length)
+        scale_rows, scale_cols, *inner = copy.format.scale_shape(copy.layout, one, length)
+        rows, cols = across[0], along[0]  # the factors "r" and "c"
+        results += [
+            (v, l, (rows, one), (cols, row_bytes)),
+            (v, l, (rows, scale_rows), (cols, scale_cols), *(None for _ in inner)),
+            (v, l),
+        ]
+
+    def local(call: Any, shards: Any, placement: sharding.Placement) -> list[jax.Array]:
+        x, origin, *rest = shards
+        return list(call(x, _shifted(origin, x, placement), *rest))
+
+    return sharding.Rule(
+        sizes=sizes,
+        operands=tuple(operands),
+        results=tuple(results),
+        leading=(0,),
+        order="vlrc",
+        local=local,
+    )
+
+
+def _dequantize_rule(
+    values: Sequence[int], *_: Sequence[int], operand: str, k: int, **params: Any
+) -> sharding.Rule:
+    sizes, dims = operand_dims(values[0], k, [("r", operand, values)])
+    result = (("b", 1), ("r", values[1] // sizes["r"]), ("k", k // sizes["k"]))
+
+    def local(call: Any, shards: Any, placement: sharding.Placement) -> list[jax.Array]:
+        return list(call(*shards, k=k // placement.count("k")))
+
+    return sharding.Rule(
+        sizes=sizes,
+        operands=tuple(dims),
+        results=(result,),
+        leading=(0,),
+        order="brk",
+        local=local,
+    )
+
+
+for _primitive, _rule in (
+    (_amax_p, _amax_rule),
+    (_quantize_p, _quantize_rule),
+    (_dequantize_p, _dequantize_rule),
+):
+    sharding.register(_primitive, _rule)
+
+
 # ---- What dot and the public functions share -----------------------------------------------------
 
 
@@ -184,7 +300,8 @@ def amax_for_copies(
     if not passes and (plain_needed or fingerprint):
         passes = [("cols", None)]
     for index, (axis, signs) in enumerate(passes):
-        results = _amax_p.bind(
+        results = sharding.bind(
+            _amax_p,
             x,
             _origin(x.shape[0]),
             rotate=signs is not None,
@@ -235,15 +352,20 @@ def make_copies(
         if copy.stochastic:
             assert seed is not None
             operands.append(seed)
-    results = _quantize_p.bind(
-        *operands, copies=tuple(copies), logical_rows=x.shape[2], logical_cols=x.shape[3]
+    results = sharding.bind(
+        _quantize_p,
+        *operands,
+        copies=tuple(copies),
+        logical_rows=x.shape[2],
+        logical_cols=x.shape[3],
     )
     return [tuple(results[3 * i : 3 * i + 3]) for i in range(len(copies))]
 
 
 def decode(q: BlockScaledArray, dtype: np.dtype) -> jax.Array:
     """[L, R, length] of a quantized array whose leading dimensions are merged into L."""
-    (x,) = _dequantize_p.bind(
+    (x,) = sharding.bind(
+        _dequantize_p,
         q.values,
         q.scales,
         q.global_scale,

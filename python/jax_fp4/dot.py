@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_fp4 import sharding
 from jax_fp4.contraction import Labels, Operand, binary
 from jax_fp4.recipe import Recipe
 
@@ -261,7 +262,7 @@ def vdot(
     keywords = _keywords(precision, preferred_element_type)
     return binary(
         jnp.vdot, (("a", a), ("b", b)), lambda a, b: (("k",), ("k",), ()), keywords, recipe, key,
-        reshape=lambda x: x.reshape(math.prod(x.shape)),
+        reshape=lambda x: sharding.reshape(x, (math.prod(x.shape),)),
     )  # fmt: skip
 
 

@@ -77,6 +77,11 @@ class Format:
             return -(-k // 128) * 96
         return -(-k // 16) * 16
 
+    @property
+    def whole_elements(self) -> int:
+        """Elements of the shortest part of a row whose packed bytes and scales stand alone."""
+        return 128 if self.bits == 6 else 32
+
     def blocks(self, k: int) -> int:
         """Scale bytes of a row of ``k`` elements; the last block may be shorter."""
         return -(-k // self.block)

@@ -12,8 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_fp4 import _check, _compat, _native
-from jax_fp4.block_array import BlockScaledArray, check_array, flatten_lead, operand_attribute
+from jax_fp4 import _check, _compat, _native, sharding
+from jax_fp4.block_array import (
+    BlockScaledArray,
+    check_array,
+    flatten_lead,
+    operand_attribute,
+    operand_dims,
+)
 
 
 def _abstract(a_values: Any, *rest: Any, batch: int, out_dtype: str, **_: Any) -> list[Any]:
@@ -38,14 +44,14 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, batch: int, **par
             else jnp.moveaxis(arg, dim, 0)
         )
         arg = jnp.broadcast_to(arg, (size, batch, *arg.shape[2:]))
-        return arg.reshape(size * batch, *arg.shape[2:])
+        return sharding.reshape(arg, (size * batch, *arg.shape[2:]))
 
     merged: list[Any] = []
     for group in _groups(params["has_bias"], params["has_accumulate"]):
         shared = all(dims[i] is None and args[i].shape[0] == 1 for i in group)
         merged += [args[i] if shared else merge(args[i], dims[i]) for i in group]
-    (out,) = _scaled_matmul_p.bind(*merged, batch=size * batch, **params)
-    return [out.reshape(size, batch, *out.shape[1:])], [0]
+    (out,) = sharding.bind(_scaled_matmul_p, *merged, batch=size * batch, **params)
+    return [sharding.reshape(out, (size, batch, *out.shape[1:]))], [0]
 
 
 def _workspace(
@@ -68,14 +74,70 @@ _scaled_matmul_p = _native.make_primitive(
 )
 
 
+def _rule(
+    *shapes: Sequence[int],
+    a: str,
+    b: str,
+    k: int,
+    batch: int,
+    has_bias: bool,
+    has_accumulate: bool,
+    out_dtype: str,
+) -> sharding.Rule:
+    sizes, dims = operand_dims(batch, k, [("m", a, shapes[0]), ("n", b, shapes[3])])
+    rows, cols = shapes[0][1], shapes[3][1]
+    result = (("b", 1), ("m", rows // sizes["m"]), ("n", cols // sizes["n"]))
+    added: list[sharding.Dims] = []
+    for shape in shapes[6:]:
+        own = result[0] if shape[0] == batch else None
+        added.append((own, *result[1:]) if len(shape) == 3 else (own, result[2]))
+
+    def local(call: Any, shards: Any, placement: sharding.Placement) -> list[jax.Array]:
+        own = {"k": k // placement.count("k"), "batch": batch // placement.count("b")}
+        sums = placement.axes("k")
+        if not sums:
+            return list(call(*shards, **own))
+        # Sums over K are completed in float32; what is added to them comes after.
+        own |= {"has_bias": False, "has_accumulate": False, "out_dtype": "float32"}
+        (out,) = call(*shards[:6], **own)
+        for dimension, axes in placement.scatter:
+            out = jax.lax.psum_scatter(out, axes, scatter_dimension=dimension, tiled=True)
+            sums = tuple(axis for axis in sums if axis not in axes)
+        if sums:
+            out = jax.lax.psum(out, sums)
+        more = list(shards[6:])
+        if has_bias:
+            out = out + more.pop(0).astype(jnp.float32)[:, None]
+        if has_accumulate:
+            out = out + more.pop(0).astype(jnp.float32)
+        return [out.astype(out_dtype)]
+
+    return sharding.Rule(
+        sizes=sizes,
+        operands=(*dims, *added),
+        results=(result,),
+        leading=(0, 3),
+        order="bmnk",
+        local=local,
+        scattered="" if added else "k",
+    )
+
+
+sharding.register(_scaled_matmul_p, _rule)
+
+
 def multiply(
     a: BlockScaledArray,
     b: BlockScaledArray,
     out_dtype: Any,
     bias: jax.Array | None = None,
     accumulate: jax.Array | None = None,
+    wish: jax.NamedSharding | None = None,
 ) -> jax.Array:
-    """D [batch, M, N] of a [batch or 1, M, K] and b [batch or 1, N, K]; nothing is checked."""
+    """D [batch, M, N] of a [batch or 1, M, K] and b [batch or 1, N, K]; nothing is checked.
+
+    ``wish`` says how D is wanted on an explicit mesh: sums are scattered where it allows that.
+    """
     operands = [a.values, a.scales, a.global_scale, b.values, b.scales, b.global_scale]
     batches = [a.values.shape[0], b.values.shape[0]]
     if bias is not None:
@@ -84,8 +146,10 @@ def multiply(
     if accumulate is not None:
         operands.append(accumulate)
         batches.append(accumulate.shape[0])
-    (out,) = _scaled_matmul_p.bind(
+    (out,) = sharding.bind(
+        _scaled_matmul_p,
         *operands,
+        wish=wish,
         a=operand_attribute(a),
         b=operand_attribute(b),
         k=a.length,
@@ -190,6 +254,6 @@ def scaled_matmul(
                 str(accumulate.shape),
                 "broadcast it first",
             )
-        accumulate = accumulate.reshape(math.prod(lead), rows, cols)
+        accumulate = sharding.reshape(accumulate, (math.prod(lead), rows, cols))
     product = multiply(flatten_lead(a), flatten_lead(b), out, bias, accumulate)
-    return product.reshape(*lead, rows, cols)
+    return sharding.reshape(product, (*lead, rows, cols))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_fp4 import sharding
 from jax_fp4.block_array import BlockScaledArray
 from jax_fp4.copies import Copy, amax_for_copies, make_copies
 from jax_fp4.matmul import multiply
@@ -56,6 +57,7 @@ class Product:
     lhs: Side
     rhs: Side
     out_dtype: str
+    out_sharding: jax.NamedSharding | None = None
 
 
 def _copy(operand: Operand, axis: str, stream: int, layout: str) -> Copy:
@@ -101,13 +103,19 @@ def matrices(
         x: float32, bfloat16 or float16.
         wanted: how each matrix is made.
         key: uint32[2] for stochastic copies; None takes the fingerprint of x.
-        layout: of the scales.
+        layout: of the scales; "tiled" becomes "linear" where a shard may hold no whole tiles.
         share_amax: the amax to use, uint32 [1, B], from that of each matrix of x.
     """
     copies = [
         _copy(operand, axis, stream, layout)
         for operand, axis, stream in wanted
         if operand is not None
+    ]
+    copies = [
+        copy
+        if sharding.parts_align(x, copy.step("rows"), copy.step("cols"))
+        else dataclasses.replace(copy, layout="linear")
+        for copy in copies
     ]
     x4 = x[None]
     from_data = key is None and any(copy.stochastic for copy in copies)
@@ -155,19 +163,36 @@ def _data_seed(prints: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.stack([low, high], axis=-1)
 
 
-def multiply_matrices(a: Matrix, b: Matrix, out_dtype: Any) -> jax.Array:
-    """[B, M, N] of a [B, M, K] and b [B, N, K], each contracted along its own axis."""
+def multiply_matrices(
+    a: Matrix, b: Matrix, out_dtype: Any, wish: jax.NamedSharding | None = None
+) -> jax.Array:
+    """[B, M, N] of a [B, M, K] and b [B, N, K], each contracted along its own axis.
+
+    On an explicit mesh it is sharded as ``wish`` says.
+    """
     if isinstance(a, BlockScaledArray) and isinstance(b, BlockScaledArray):
-        return multiply(a, b, out_dtype)
-    assert isinstance(a, Plain) and isinstance(b, Plain)
-    contract = ((2,) if a.axis == "cols" else (1,)), ((2,) if b.axis == "cols" else (1,))
-    product = jax.lax.dot_general(
-        a.value, b.value, (contract, ((0,), (0,))), preferred_element_type=jnp.float32
-    )
-    return product.astype(out_dtype)
+        result = multiply(a, b, out_dtype, wish=wish)
+    else:
+        assert isinstance(a, Plain) and isinstance(b, Plain)
+        result = sharding.multiply_plain(a.value, b.value, (a.axis, b.axis), wish)
+    return sharding.like(result.astype(out_dtype), wish)
 
 
 # ---- The product with its gradients --------------------------------------------------------------
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Primal:
+    """What a gradient has to look like."""
+
+    dtype: Any
+    sharding: jax.NamedSharding | None
+
+    @classmethod
+    def of(cls, x: jax.Array | None) -> Primal | None:
+        """That of the gradient of x."""
+        return None if x is None else cls(x.dtype, sharding.sharding_of(x))
 
 
 @jax.tree_util.register_dataclass
@@ -203,10 +228,10 @@ def product(
     with jax.named_scope("fprop"):
         (a,) = matrices(lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0)])
         if prepared is not None:
-            return multiply_matrices(a, prepared.forward, spec.out_dtype)
+            return multiply_matrices(a, prepared.forward, spec.out_dtype, spec.out_sharding)
         assert rhs is not None
         (b,) = matrices(rhs, [(spec.rhs.forward, spec.rhs.contract_axis, 0)])
-        return multiply_matrices(a, b, spec.out_dtype)
+        return multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
 
 
 def save(residuals: Any) -> Any:
@@ -241,31 +266,34 @@ def _product_fwd(
                         "trainable=True where the recipe's dgrad is not quantized"
                     )
                 rhs_saved = Plain(rhs.astype(jnp.bfloat16), spec.rhs.free_axis)
-        y = multiply_matrices(a, b, spec.out_dtype)
-    like = jax.tree.map(lambda x: jnp.zeros((0,), x.dtype), (lhs, rhs))
-    return y, (*save((lhs_saved, rhs_saved)), key, like)
+        y = multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
+    return y, (*save((lhs_saved, rhs_saved)), key, Primal.of(lhs), Primal.of(rhs))
+
+
+def _gradient(a: Matrix, b: Matrix, primal: Primal) -> jax.Array:
+    return multiply_matrices(a, b, primal.dtype, primal.sharding)
 
 
 def _product_bwd(spec: Product, residuals: Any, dy: jax.Array) -> tuple[Any, ...]:
-    lhs_saved, rhs_saved, key, (lhs_like, rhs_like) = residuals
+    lhs_saved, rhs_saved, key, lhs, rhs = residuals
     # dy is [B, M, N]: the gradient of lhs contracts N ("cols"), that of rhs contracts M ("rows").
     wanted = [(spec.lhs.cotangent, "cols", spec.lhs.stream)]
-    if rhs_like is not None:
+    if rhs is not None:
         wanted.append((spec.rhs.cotangent, "rows", spec.rhs.stream))
     for_lhs, *for_rhs = matrices(dy, wanted, key)
     # Each gradient comes out in the orientation of its primal.
     with jax.named_scope(spec.lhs.gradient):
         if spec.lhs.contract_axis == "cols":
-            dlhs = multiply_matrices(for_lhs, rhs_saved, lhs_like.dtype)  # [B, M, K]
+            dlhs = _gradient(for_lhs, rhs_saved, lhs)  # [B, M, K]
         else:
-            dlhs = multiply_matrices(rhs_saved, for_lhs, lhs_like.dtype)  # [B, K, M]
+            dlhs = _gradient(rhs_saved, for_lhs, lhs)  # [B, K, M]
     drhs = None
-    if rhs_like is not None:
+    if rhs is not None:
         with jax.named_scope(spec.rhs.gradient):
             if spec.rhs.contract_axis == "cols":
-                drhs = multiply_matrices(for_rhs[0], lhs_saved, rhs_like.dtype)  # [B, N, K]
+                drhs = _gradient(for_rhs[0], lhs_saved, rhs)  # [B, N, K]
             else:
-                drhs = multiply_matrices(lhs_saved, for_rhs[0], rhs_like.dtype)  # [B, K, N]
+                drhs = _gradient(lhs_saved, for_rhs[0], rhs)  # [B, K, N]
     return dlhs, drhs, None, None  # codes, scales and keys have no gradients
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_fp4 import _check
+from jax_fp4 import _check, sharding
 from jax_fp4.block_array import BlockScaledArray, check_array, flatten_lead
 from jax_fp4.copies import DEFAULT_SIGNS, Copy, amax_for_copies, decode, make_copies
 from jax_fp4.formats import NVFP4, Format
@@ -206,7 +206,7 @@ def _public_copies(
     dtype: np.dtype,
 ) -> list[BlockScaledArray]:
     lead, (rows, cols) = x.shape[:-2], x.shape[-2:]
-    x4 = x.reshape(1, math.prod(lead), rows, cols)
+    x4 = sharding.reshape(x, (1, math.prod(lead), rows, cols))
     copies = [copy for copy, _, _ in wanted]
     axes = () if amax_axes is None else _check.axis_names(where, amax_axes)
     if axes and any(given is not None for _, _, given in wanted):
@@ -230,12 +230,12 @@ def _public_copies(
     ):
         arrays.append(
             BlockScaledArray(
-                values=values.reshape(*lead, *values.shape[2:]),
-                scales=scales.reshape(*lead, *scales.shape[2:]),
-                global_scale=global_scale.reshape(lead),
+                values=sharding.reshape(values, (*lead, *values.shape[2:])),
+                scales=sharding.reshape(scales, (*lead, *scales.shape[2:])),
+                global_scale=sharding.reshape(global_scale, lead),
                 amax=None
                 if bits is None
-                else jax.lax.bitcast_convert_type(bits.reshape(lead), jnp.float32),
+                else jax.lax.bitcast_convert_type(sharding.reshape(bits, lead), jnp.float32),
                 format=copy.format,
                 axis=axis,
                 layout=copy.layout,
@@ -262,5 +262,5 @@ def dequantize(q: BlockScaledArray, dtype: Any = None) -> jax.Array:
     """
     q = check_array("dequantize", "q", q)
     out = _check.float_dtype("dequantize", "dtype", q.dtype if dtype is None else dtype)
-    x = decode(flatten_lead(q), out).reshape(*q.values.shape[:-1], q.length)
+    x = sharding.reshape(decode(flatten_lead(q), out), (*q.values.shape[:-1], q.length))
     return x if q.axis == -1 else jnp.moveaxis(x, -1, q.axis)

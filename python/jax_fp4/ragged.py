@@ -110,7 +110,7 @@ def ragged_dot(
     if reason is not None:
         with scope(_WHERE, "as_it_is", reason):
             return call(lhs, rhs, sizes)
-    lhs, rhs, sizes = as_float(lhs), as_float(rhs), _compat.gathered(sizes)
+    lhs, rhs, sizes = (_compat.gathered(x) for x in (as_float(lhs), as_float(rhs), sizes))
     if how.recipe.weight == "lhs":
         _check.fail(
             _WHERE,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import jax
 import jax.core
 import numpy as np
+from jax.interpreters import mlir
 
 
 def result_aval(shape: Sequence[int], dtype: Any, operands: Sequence[Any]) -> Any:
@@ -76,9 +79,46 @@ def gathered(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, jax.NamedSharding(sharding.mesh, jax.P(*[None] * x.ndim)))
 
 
-def is_automatic(ctx: Any) -> bool:
-    """Whether what is lowered belongs to XLA's partitioner: several devices and no shard_map."""
-    return getattr(ctx.module_context.axis_context, "num_devices", 1) > 1
+def automatic_mesh(ctx: Any) -> Any:
+    """The mesh that XLA partitions what is lowered for; None for one device or inside shard_map.
+
+    None also where types say how operands are sharded: what is lowered there needs no partitioning.
+    """
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "abstract_mesh", None)
+    if getattr(context, "num_devices", 1) == 1 or mesh is None or mesh.empty:
+        return None
+    return mesh if mesh.auto_axes == mesh.axis_names else None
+
+
+_partitionings: dict[bytes, Any] = {}
+
+
+def stable_partitioning_key(results: Sequence[Any], key: str) -> None:
+    """Names the callbacks of a lowered custom_partitioning by what they do, not by their address.
+
+    The name is part of the program, so with an address in it the persistent compile cache would
+    never hit. What is kept under the name is a copy without the module, which would stay alive.
+    """
+    from jax._src.custom_partitioning import _sharding_callbacks
+
+    owner = results[0].owner
+    attribute = "backend_config"
+    if attribute not in owner.attributes:
+        return
+    info = _sharding_callbacks.get(owner.attributes[attribute].value.encode())
+    if info is None:
+        return
+    context = info.module_context
+    key += f" {context.platforms} {info.mesh.device_ids.tolist()}"
+    if key.encode() not in _partitionings:
+        kept = copy.copy(info)
+        kept.module_context = types.SimpleNamespace(
+            platforms=context.platforms, backend=context.backend
+        )
+        _partitionings[key.encode()] = kept
+    _sharding_callbacks[key.encode()] = _partitionings[key.encode()]
+    owner.attributes[attribute] = mlir.ir.StringAttr.get(key, owner.context)
 
 
 def weakly_typed(x: jax.Array) -> jax.Array:

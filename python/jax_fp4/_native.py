@@ -11,7 +11,7 @@ import jaxlib
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_fp4 import _compat, _core
+from jax_fp4 import _compat, _core, automatic
 
 
 def _register() -> None:
@@ -100,8 +100,17 @@ def make_primitive(
         )
 
     mlir.register_lowering(primitive, refuse_platform)
-    mlir.register_lowering(primitive, lower_for_gpu if SIMULATED else lower, platform="cpu")
-    mlir.register_lowering(primitive, lower_for_gpu, platform="cuda")
+
+    def partitioned(lowering: Callable[..., Any]) -> Callable[..., Any]:
+        def lower_on_mesh(ctx: Any, *operands: Any, **params: Any) -> Any:
+            results = automatic.lower(ctx, primitive, operands, params)
+            return lowering(ctx, *operands, **params) if results is None else results
+
+        return lower_on_mesh
+
+    on_cpu = lower_for_gpu if SIMULATED else lower
+    mlir.register_lowering(primitive, partitioned(on_cpu), platform="cpu")
+    mlir.register_lowering(primitive, partitioned(lower_for_gpu), platform="cuda")
 
     def refuse(primals: Any, tangents: Any, **params: Any) -> Any:
         raise TypeError(

@@ -1,12 +1,12 @@
 """How our primitives run on several devices: local calls, and the collectives around them.
 
 A primitive's rule names the factors of its dimensions (as Shardy's rules do): dimensions of the
-same factor are cut alike. `_place` says which mesh axes cut which factor. From there both kinds of
+same factor are cut alike. `place` says which mesh axes cut which factor. From there both kinds of
 mesh go the same way: operands are resharded to what was chosen, which gathers codes and scales
 where they have to be whole, and each device runs the rule's local function.
 
 On axes of type Explicit the types say how operands are sharded: `bind` makes a `shard_map`. On
-automatic meshes XLA decides that after tracing: `lower_automatic` makes a `custom_partitioning`.
+automatic meshes XLA decides that after tracing: see automatic.py.
 Inside of a user's `shard_map` an operand is what the device has.
 """
 
@@ -101,24 +101,23 @@ class Placement:
         return jax.P(*(part or None for part in parts))
 
 
-def _place(
-    rule: Rule, specs: Sequence[Spec], wish: Spec | None, devices: Mapping[str, int]
-) -> Placement:
+def place(rule: Rule, specs: Sequence[Any], wish: Any, devices: Mapping[str, int]) -> Placement:
     """Chooses what each mesh axis cuts.
 
     Args:
         rule: of the call.
-        specs: of the operands, as they come.
-        wish: how the first result is wanted, if that is known.
+        specs: PartitionSpecs of the operands, as they come.
+        wish: that of the first result, or None.
         devices: along each mesh axis.
     """
+    specs = [_normal(spec, len(dims)) for spec, dims in zip(specs, rule.operands, strict=True)]
+    wish = _normal(wish or (), len(rule.results[0]))
     roles: dict[str, list[str]] = {}
     for i in rule.leading:
         for entry, axes in zip(rule.operands[i], specs[i], strict=True):
             if entry is not None:
                 for axis in axes:
                     roles.setdefault(axis, []).append(entry[0])
-    wish = wish if wish is not None else ((),) * len(rule.results[0])
     wished = {
         axis: entry[0]
         for entry, axes in zip(rule.results[0], wish, strict=True)
@@ -155,7 +154,15 @@ def register(primitive: Any, rule: Callable[..., Rule]) -> None:
     _RULES[primitive] = rule
 
 
-def _local(primitive: Any, rule: Rule, placement: Placement, params: Mapping[str, Any]) -> Any:
+def rule_of(primitive: Any, shapes: Sequence[Sequence[int]], params: Mapping[str, Any]) -> Rule:
+    """The rule of a call."""
+    return _RULES[primitive](*shapes, **params)
+
+
+def local_function(
+    primitive: Any, rule: Rule, placement: Placement, params: Mapping[str, Any]
+) -> Any:
+    """What each device runs: a function of its shards of the operands."""
     local = rule.local
     assert local is not None
 
@@ -216,9 +223,9 @@ def bind(
     mesh = _explicit_mesh(operands)
     if mesh is None:
         return primitive.bind(*operands, **params)
-    rule = _RULES[primitive](*(x.shape for x in operands), **params)
-    wanted = None if wish is None else _normal(wish.spec, len(rule.results[0]))
-    placement = _place(rule, [spec_of(x) for x in operands], wanted, dict(mesh.shape))
+    rule = rule_of(primitive, [x.shape for x in operands], params)
+    wanted = None if wish is None else wish.spec
+    placement = place(rule, [spec_of(x) for x in operands], wanted, dict(mesh.shape))
     specs = [placement.spec(dims) for dims in rule.operands]
     placed = [_reshard(x, mesh, spec) for x, spec in zip(operands, specs, strict=True)]
     shapes = tuple(x.shape for x in operands)
@@ -233,12 +240,12 @@ def _on_shards(
     primitive: Any, mesh: Any, placement: Placement, shapes: Any, params: tuple[Any, ...]
 ) -> Any:
     """A compiled shard_map; kept, so that an eager call is compiled once."""
-    rule = _RULES[primitive](*shapes, **dict(params))
+    rule = rule_of(primitive, shapes, dict(params))
     # Not all explicit axes: a vmap over a sharded dimension has taken some, and does not say which.
     names = {axis for _, axes in placement.cuts for axis in axes}
     return jax.jit(
         jax.shard_map(
-            _local(primitive, rule, placement, dict(params)),
+            local_function(primitive, rule, placement, dict(params)),
             mesh=mesh,
             in_specs=tuple(placement.spec(dims) for dims in rule.operands),
             out_specs=tuple(
@@ -299,7 +306,7 @@ def of_product(a: jax.Array, b: jax.Array, axes: tuple[str, str]) -> jax.NamedSh
     if mesh is None:
         return None
     rule = _matrix_rule((a.shape, b.shape), axes)
-    placement = _place(rule, [spec_of(a), spec_of(b)], None, dict(mesh.shape))
+    placement = place(rule, [spec_of(a), spec_of(b)], None, dict(mesh.shape))
     return jax.NamedSharding(mesh, placement.spec(rule.results[0]))
 
 
@@ -327,8 +334,8 @@ def multiply_plain(
     if mesh is None:
         return multiply(a, b)
     rule = _matrix_rule((a.shape, b.shape), axes)
-    wanted = None if wish is None else _normal(wish.spec, 3)
-    placement = _place(rule, [spec_of(a), spec_of(b)], wanted, dict(mesh.shape))
+    wanted = None if wish is None else wish.spec
+    placement = place(rule, [spec_of(a), spec_of(b)], wanted, dict(mesh.shape))
     a, b = (
         _reshard(x, mesh, placement.spec(dims))
         for x, dims in zip((a, b), rule.operands, strict=True)
@@ -391,13 +398,3 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
                 o += 1
         groups.append((ins, outs))
     return groups
-
-
-# ---- Automatic meshes ----------------------------------------------------------------------------
-
-
-def lower_automatic(ctx: Any, primitive: Any, operands: Sequence[Any], params: Any) -> Any:
-    """Lowers a primitive for an automatic mesh; None where there is nothing to partition."""
-    if primitive not in _RULES or not _compat.is_automatic(ctx):
-        return None
-    return None

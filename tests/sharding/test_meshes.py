@@ -1,0 +1,48 @@
+"""Operands sharded over eight devices: bytes of one device, and collectives that move codes.
+
+The checks are functions of support/sharding_checks.py, which runs in a process of its own, since
+the number of devices is fixed when JAX starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from support.repository import ROOT
+
+CHECKS = [
+    "quantize_gives_the_bytes_of_one_device",
+    "dot_has_the_operands_of_one_device",
+    "weights_are_gathered_in_four_bits",
+    "family_agrees_with_one_device",
+]
+
+
+@pytest.fixture(scope="module", params=["explicit", "auto"])
+def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What each check said on a mesh whose axes are of one type."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / "sharding_checks.py"), request.param],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_sharded(outcomes: dict[str, str], check: str) -> None:
+    """Quantized operands are byte for byte those of one device, whatever the mesh; see CHECKS."""
+    assert outcomes["check_" + check] == ""
+
+
+def test_every_check_is_listed(outcomes: dict[str, str]) -> None:
+    """No check is run and left without a test."""
+    assert sorted(outcomes) == sorted("check_" + check for check in CHECKS)

@@ -39,7 +39,7 @@ try:
     from jax_fp4.quantize import dequantize, quantize, quantize_both
     from jax_fp4.ragged import ragged_dot
     from jax_fp4.recipe import RECIPES, Operand, Recipe, recipes, use_recipe
-    from jax_fp4.weight import QuantizedWeight, quantize_weight
+    from jax_fp4.weight import QuantizedWeight, quantize_weight, stored_weight
 except ImportError:
     # While Python looks up the module of `python -m jax_fp4 doctor`, sys.argv is this; that command
     # says what is missing instead.
@@ -80,6 +80,7 @@ __all__ = [
     "ragged_dot",
     "recipes",
     "scaled_matmul",
+    "stored_weight",
     "tensordot",
     "use_recipe",
     "vdot",

@@ -23,6 +23,8 @@ _JAX = ("dot_general", "ragged_dot_general")
 _SCALAR = "jax_fp4.inner.as_it_is."  # jnp.inner multiplies scalars without a dot
 _CALL = re.compile(r"jax_fp4\.(\w+)\.([\w-]+)(?:\.([\w-]+))?")
 _ROLE = re.compile(r"\b(fprop|dgrad|wgrad)\b")
+_DECODED = re.compile(r"\bdecoded\.(\w+)\.(\w+)")
+_STATIC = re.compile(r"\bstatic_amax\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +34,15 @@ class ExplainedProduct:
     Attributes:
         function: which function of `jax_fp4` it belongs to.
         role: "fprop", "dgrad" or "wgrad"; "" for a product that is left to jax and its gradients.
-        path: "quantized" (our kernels), "bfloat16" (the recipe leaves this product unquantized), or
-            "jax" (the policy leaves it as it is).
+        path: "quantized" (our kernels), "bfloat16" (the recipe leaves this product unquantized),
+            "decoded" (the same, and the weight is stored quantized), or "jax" (the policy leaves it
+            as it is).
         why: the recipe for the first two; what the policy says for the last.
         shape: (batch, M, N, K).
         padded: (M, N, K) as the kernels read them: rows of scales and packed rows are padded.
-        left: format or dtype of the left operand.
-        right: format or dtype of the right operand.
+        left: format or dtype of the left operand; "NVFP4 static" where its amax is given;
+            "NVFP4 as bfloat16" where it is decoded.
+        right: as ``left``.
         result: dtype of the result.
         nbytes: bytes of both operands, with their scales and padding, and of the result.
         times: how often it runs: the length of every scan around it; None inside a while loop.
@@ -166,7 +170,7 @@ def _quantized(equation: Any, stack: str, times: int | None) -> ExplainedProduct
         why=f"recipe {call[2]}" if call else "quantized operands",
         shape=(batch, m, n, k),
         padded=(rows[0], rows[1], length),
-        left=a.name,
+        left=f"{a.name} static" if _STATIC.search(stack) else a.name,
         right=b.name,
         result=out.aval.dtype.name,
         nbytes=_nbytes(*equation.invars, out),
@@ -180,16 +184,21 @@ def _as_it_is(
     lhs, rhs = equation.invars[:2]
     (out,) = equation.outvars
     stays = call[2] == "as_it_is"
+    names = [lhs.aval.dtype.name, rhs.aval.dtype.name]
+    stored = _last(_DECODED, stack)
+    if stored is not None:
+        pairs = zip(names, stored.groups(), strict=True)
+        names = [name if name == format else f"{format} as {name}" for name, format in pairs]
     shape = _shape(equation)
     return ExplainedProduct(
         function=call[1],
         role="" if stays else _role(stack),
-        path="jax" if stays else "bfloat16",
+        path="jax" if stays else "bfloat16" if stored is None else "decoded",
         why=call[3].replace("_", " ") if stays else f"recipe {call[2]}",
         shape=shape,
         padded=shape[1:],
-        left=lhs.aval.dtype.name,
-        right=rhs.aval.dtype.name,
+        left=names[0],
+        right=names[1],
         result=out.aval.dtype.name,
         nbytes=_nbytes(lhs, rhs, out),
         times=times,

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_fp4 import sharding
 from jax_fp4.block_array import BlockScaledArray
-from jax_fp4.copies import Copy, amax_for_copies, make_copies
+from jax_fp4.copies import Copy, amax_for_copies, decode, make_copies
 from jax_fp4.matmul import multiply
 from jax_fp4.recipe import Operand, Recipe
 
@@ -80,10 +81,16 @@ def _copy(operand: Operand, axis: str, stream: int, layout: str) -> Copy:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """An operand that a recipe leaves as it is: bfloat16 [B, rows, cols], contracted along axis."""
+    """An operand of a product in bfloat16: [B, rows, cols], contracted along axis.
+
+    ``factor`` and ``stored`` are those of a weight that was decoded: the tensor scale f32 [B], which
+    multiplies the sums, and the name of the format.
+    """
 
     value: jax.Array
     axis: str = dataclasses.field(metadata={"static": True})
+    factor: jax.Array | None = None
+    stored: str = dataclasses.field(default="bfloat16", metadata={"static": True})
 
 
 Matrix = BlockScaledArray | Plain
@@ -96,6 +103,7 @@ def matrices(
     *,
     layout: str = "tiled",
     share_amax: Callable[[jax.Array], jax.Array] = lambda bits: bits,
+    given_amax: jax.Array | None = None,
 ) -> list[Matrix]:
     """x [B, rows, cols] prepared for each (operand, axis, stream), with one pass for the copies.
 
@@ -105,6 +113,7 @@ def matrices(
         key: uint32[2] for stochastic copies; None takes the fingerprint of x.
         layout: of the scales; "tiled" becomes "linear" where a shard may hold no whole tiles.
         share_amax: the amax to use, uint32 [1, B], from that of each matrix of x.
+        given_amax: float32 [B], instead of that of x; not for rotated or stochastic copies.
     """
     copies = [
         _copy(operand, axis, stream, layout)
@@ -119,8 +128,12 @@ def matrices(
     ]
     x4 = x[None]
     from_data = key is None and any(copy.stochastic for copy in copies)
-    amax, prints = amax_for_copies(x4, copies, fingerprint=from_data)
-    amax = [bits if bits is None else share_amax(bits) for bits in amax]
+    if given_amax is None:
+        amax, prints = amax_for_copies(x4, copies, fingerprint=from_data)
+        amax = [bits if bits is None else share_amax(bits) for bits in amax]
+    else:
+        bits = jax.lax.bitcast_convert_type(given_amax, jnp.uint32)[None]
+        amax, prints = [bits if copy.format.tensor_scaled else None for copy in copies], None
     seed = _data_seed(prints, x.shape) if prints is not None else None
     if key is not None:
         seed = key[None]
@@ -174,8 +187,23 @@ def multiply_matrices(
         result = multiply(a, b, out_dtype, wish=wish)
     else:
         assert isinstance(a, Plain) and isinstance(b, Plain)
-        result = sharding.multiply_plain(a.value, b.value, (a.axis, b.axis), wish)
+        factors = [x.factor for x in (a, b) if x.factor is not None]
+        with jax.named_scope(f"decoded.{a.stored}.{b.stored}") if factors else nullcontext():
+            result = sharding.multiply_plain(a.value, b.value, (a.axis, b.axis), wish)
+        for factor in factors:
+            result = result * factor[:, None, None]
     return sharding.like(result.astype(out_dtype), wish)
+
+
+def decoded(q: BlockScaledArray, axis: str) -> Plain:
+    """A stored weight [B, N, K] in bfloat16, contracted along ``axis``.
+
+    Elements times block scales have at most six significant bits, so that bfloat16 holds them
+    exactly, down to its smallest normal number; the tensor scale stays outside.
+    """
+    unscaled = dataclasses.replace(q, global_scale=jnp.ones_like(q.global_scale))
+    value = decode(unscaled, jnp.dtype(jnp.bfloat16))
+    return Plain(value, axis, q.global_scale, q.format.name)
 
 
 # ---- The product with its gradients --------------------------------------------------------------
@@ -202,6 +230,7 @@ class Prepared:
 
     forward: BlockScaledArray  # [B, N, K]
     backward: BlockScaledArray | None  # [B, K, N]; None: the recipe's dgrad is in bfloat16
+    input_amax: jax.Array | None = None  # f32 [B], static, of the left operand
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -226,11 +255,22 @@ def product(
         ``spec.out_dtype`` [B, M, N].
     """
     with jax.named_scope("fprop"):
-        (a,) = matrices(lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0)])
         if prepared is not None:
-            return multiply_matrices(a, prepared.forward, spec.out_dtype, spec.out_sharding)
+            return _stored_product(lhs, prepared, spec)
+        (a,) = matrices(lhs, [(spec.lhs.forward, spec.lhs.contract_axis, 0)])
         assert rhs is not None
         (b,) = matrices(rhs, [(spec.rhs.forward, spec.rhs.contract_axis, 0)])
+        return multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
+
+
+def _stored_product(lhs: jax.Array, weight: Prepared, spec: Product) -> jax.Array:
+    """lhs times a weight that is quantized already; decoded where lhs stays in bfloat16."""
+    forward, static = spec.lhs.forward, weight.input_amax
+    if forward is None or not forward.format.tensor_scaled:
+        static = None  # such formats have no tensor scale
+    with nullcontext() if static is None else jax.named_scope("static_amax"):
+        (a,) = matrices(lhs, [(forward, spec.lhs.contract_axis, 0)], given_amax=static)
+        b = decoded(weight.forward, "cols") if forward is None else weight.forward
         return multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
 
 
@@ -252,21 +292,24 @@ def _product_fwd(
     spec: Product,
 ) -> tuple[jax.Array, Any]:
     with jax.named_scope("fprop"):
-        a, lhs_saved = _both(lhs, spec.lhs)
-        if prepared is None:
-            assert rhs is not None
-            b, rhs_saved = _both(rhs, spec.rhs)
+        if prepared is not None and rhs is None:  # for inference: nobody asks for its gradient
+            lhs_saved, y = None, _stored_product(lhs, prepared, spec)
         else:
-            b, rhs_saved = prepared.forward, prepared.backward
-            if rhs_saved is None:
-                if spec.rhs.backward is not None or rhs is None:
-                    raise TypeError(
-                        "jax_fp4: a product with this quantized right operand has no gradient, "
-                        "since there is no copy along the other axis; use quantize_weight, with "
-                        "trainable=True where the recipe's dgrad is not quantized"
-                    )
-                rhs_saved = Plain(rhs.astype(jnp.bfloat16), spec.rhs.free_axis)
-        y = multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
+            a, lhs_saved = _both(lhs, spec.lhs)
+            b, rhs_saved = (prepared.forward, None) if prepared else _both(rhs, spec.rhs)
+            y = multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
+    if prepared is not None:
+        rhs_saved = prepared.backward
+        if rhs_saved is None and spec.rhs.backward is not None:
+            raise TypeError(
+                "jax_fp4: a product with this quantized right operand has no gradient, since there "
+                "is no copy along the other axis; use quantize_weight, or a recipe whose dgrad is "
+                "not quantized"
+            )
+        if rhs_saved is None and rhs is None:
+            rhs_saved = prepared.forward  # decoded in the backward pass
+        elif rhs_saved is None:
+            rhs_saved = Plain(rhs.astype(jnp.bfloat16), spec.rhs.free_axis)
     return y, (*save((lhs_saved, rhs_saved)), key, Primal.of(lhs), Primal.of(rhs))
 
 
@@ -281,6 +324,8 @@ def _product_bwd(spec: Product, residuals: Any, dy: jax.Array) -> tuple[Any, ...
     if rhs is not None:
         wanted.append((spec.rhs.cotangent, "rows", spec.rhs.stream))
     for_lhs, *for_rhs = matrices(dy, wanted, key)
+    if isinstance(for_lhs, Plain) and isinstance(rhs_saved, BlockScaledArray):
+        rhs_saved = decoded(rhs_saved, "rows")
     # Each gradient comes out in the orientation of its primal.
     with jax.named_scope(spec.lhs.gradient):
         if spec.lhs.contract_axis == "cols":

@@ -1,4 +1,4 @@
-"""Weights that are quantized once and used often: quantize_weight and what it returns."""
+"""Weights that are quantized once and used often: quantize_weight, stored_weight, QuantizedWeight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_fp4 import _check
-from jax_fp4.block_array import BlockScaledArray
+from jax_fp4.block_array import BlockScaledArray, check_array
 from jax_fp4.product import Prepared, matrices
 from jax_fp4.recipe import Recipe, resolve
 
@@ -27,12 +27,15 @@ class QuantizedWeight(BlockScaledArray):
         master: the array that was quantized, which gradients flow to; None for inference.
         fingerprint: uint32 [], a hash of the bits of the master that was quantized; a master with
             another one is stale. None where there is no master.
-        recipe: what it was quantized for.
+        input_amax: float32 [], a static amax for the left operand of every product, where its
+            format has a tensor scale; None: that of each left operand itself.
+        recipe: what it was quantized for; None for what a checkpoint stores.
     """
 
     backward: BlockScaledArray | None = None
     master: jax.Array | None = None
     fingerprint: jax.Array | None = None
+    input_amax: jax.Array | None = None
     recipe: Recipe | None = dataclasses.field(default=None, metadata={"static": True})
 
     # The master that needs no check, because this very object was made from it. No field: whatever
@@ -113,9 +116,8 @@ def quantize_weight(
     copies = matrices(source[None], wanted, layout="linear")
     forward, *backward = (jax.tree.map(lambda leaf: leaf[0], copy) for copy in copies)
     assert isinstance(forward, BlockScaledArray)
-    fields = {f.name: getattr(forward, f.name) for f in dataclasses.fields(BlockScaledArray)}
     q = QuantizedWeight(
-        **fields,
+        **_parts(forward),
         backward=backward[0] if backward else None,
         master=w if trainable else None,
         fingerprint=_fingerprint(source) if trainable else None,
@@ -123,6 +125,42 @@ def quantize_weight(
     )
     object.__setattr__(q, "_made_from", q.master)
     return q
+
+
+def stored_weight(q: BlockScaledArray, *, input_amax: Any = None) -> QuantizedWeight:
+    """A weight as a checkpoint stores it, with the static amax of its layer's input.
+
+    ``dot(x, stored_weight(q, input_amax=a), recipe=r)`` quantizes x as
+    ``quantize(x, NVFP4, amax=a)`` does: the amax of x is not taken, magnitudes above a saturate,
+    and a row of the result depends on no other row of x. Without ``input_amax``, and where r takes
+    x in an MX format or in bfloat16, it is ``dot(x, q, recipe=r)``.
+
+    Args:
+        q: what `quantize` or `checkpoint.load` returned: a matrix, or stacked ones for scan.
+        input_amax: float32, positive and finite, one for each matrix; see
+            `checkpoint.activation_amax`.
+
+    Returns:
+        What `dot` and its relatives take as the right operand, under every recipe that fits.
+
+    Raises:
+        ValueError: ``input_amax`` is not positive and finite, or of another shape.
+    """
+    where = "stored_weight"
+    q = check_array(where, "q", q)
+    lead = q.values.shape[:-2]
+    amax = None if input_amax is None else jnp.asarray(input_amax, jnp.float32)
+    if amax is not None:
+        known = _known(jnp.all((amax > 0) & jnp.isfinite(amax)))
+        if amax.shape != lead or known is False:
+            got = f"shape {amax.shape}" if amax.shape != lead else str(amax)
+            expected = f"positive, finite and of shape {lead}"
+            _check.fail(where, "input_amax", expected, got, "measure it on calibration data")
+    return QuantizedWeight(**_parts(q), input_amax=amax)
+
+
+def _parts(q: BlockScaledArray) -> dict[str, Any]:
+    return {f.name: getattr(q, f.name) for f in dataclasses.fields(BlockScaledArray)}
 
 
 def prepared(where: str, q: BlockScaledArray, recipe: Recipe) -> tuple[jax.Array | None, Prepared]:
@@ -134,7 +172,8 @@ def prepared(where: str, q: BlockScaledArray, recipe: Recipe) -> tuple[jax.Array
         recipe: the recipe in force.
     """
     argument = "rhs"
-    if isinstance(q, QuantizedWeight):
+    static = q.input_amax if isinstance(q, QuantizedWeight) else None
+    if isinstance(q, QuantizedWeight) and (q.master is not None or q.recipe == recipe):
         if q.recipe != recipe:
             _check.fail(
                 where,
@@ -149,16 +188,14 @@ def prepared(where: str, q: BlockScaledArray, recipe: Recipe) -> tuple[jax.Array
         _check_fits(where, argument, q, recipe)
         master, backward = None, None
     lift = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
-    plain = BlockScaledArray(
-        **{f.name: getattr(q, f.name) for f in dataclasses.fields(BlockScaledArray)}
-    )
-    return lift(master), Prepared(lift(plain), lift(backward))
+    plain = BlockScaledArray(**_parts(q))
+    return lift(master), Prepared(lift(plain), lift(backward), lift(static))
 
 
 def _check_fits(where: str, argument: str, q: BlockScaledArray, recipe: Recipe) -> None:
-    """What `quantize` returned goes with the recipe's other operand."""
+    """What is stored goes with the recipe's other operand; beside bfloat16 it is decoded."""
     other = recipe.fprop_x
-    if recipe.weight == "lhs" or other is None:
+    if recipe.weight == "lhs":
         _check.fail(
             where,
             argument,
@@ -166,14 +203,15 @@ def _check_fits(where: str, argument: str, q: BlockScaledArray, recipe: Recipe) 
             f"{q.format} under {recipe.name!r}",
             "pass another recipe",
         )
-    if other.format.block != q.format.block or other.signs != q.signs:
+    block, signs = (q.format.block, None) if other is None else (other.format.block, other.signs)
+    if block != q.format.block or signs != q.signs:
         _check.fail(
             where,
             argument,
-            f"quantized in blocks of {other.format.block} and rotated as fprop_x of "
-            f"{recipe.name!r} is",
-            f"{q.format}, {'not ' if q.signs is None else ''}rotated",
-            "use quantize_weight",
+            f"quantized in blocks of {block} and {'not ' if signs is None else ''}rotated, as "
+            f"fprop_x of {recipe.name!r} is",
+            f"{q.format} in blocks of {q.format.block}, {'not ' if q.signs is None else ''}rotated",
+            "use a recipe that fits it, recipes.BF16, which decodes it, or quantize_weight",
         )
 
 

@@ -83,8 +83,8 @@ def _copy(operand: Operand, axis: str, stream: int, layout: str) -> Copy:
 class Plain:
     """An operand of a product in bfloat16: [B, rows, cols], contracted along axis.
 
-    ``factor`` and ``stored`` are those of a weight that was decoded: the tensor scale f32 [B], which
-    multiplies the sums, and the name of the format.
+    ``factor`` and ``stored`` are those of a weight that was decoded: the tensor scale f32 [B],
+    which multiplies the sums, and the name of the format.
     """
 
     value: jax.Array
@@ -274,6 +274,17 @@ def _stored_product(lhs: jax.Array, weight: Prepared, spec: Product) -> jax.Arra
         return multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
 
 
+def _stored_for_dgrad(weight: Prepared, spec: Product) -> BlockScaledArray:
+    """What the gradient of lhs is made from; the forward copy is decoded in the backward pass."""
+    if weight.backward is None and spec.rhs.backward is not None:
+        raise TypeError(
+            "jax_fp4: a product with this quantized right operand has no gradient, since there is "
+            "no copy along the other axis; use quantize_weight, or a recipe whose dgrad is not "
+            "quantized"
+        )
+    return weight.forward if weight.backward is None else weight.backward
+
+
 def save(residuals: Any) -> Any:
     """Quantized residuals under the name that remat policies know."""
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, RESIDUAL_NAME), residuals)
@@ -292,24 +303,19 @@ def _product_fwd(
     spec: Product,
 ) -> tuple[jax.Array, Any]:
     with jax.named_scope("fprop"):
-        if prepared is not None and rhs is None:  # for inference: nobody asks for its gradient
+        if rhs is None:  # a weight for inference: its own gradient is not asked for
+            assert prepared is not None
             lhs_saved, y = None, _stored_product(lhs, prepared, spec)
+            rhs_saved = _stored_for_dgrad(prepared, spec)
         else:
             a, lhs_saved = _both(lhs, spec.lhs)
-            b, rhs_saved = (prepared.forward, None) if prepared else _both(rhs, spec.rhs)
+            if prepared is None:
+                b, rhs_saved = _both(rhs, spec.rhs)
+            else:
+                b, rhs_saved = prepared.forward, prepared.backward
+                if rhs_saved is None:
+                    rhs_saved = Plain(rhs.astype(jnp.bfloat16), spec.rhs.free_axis)
             y = multiply_matrices(a, b, spec.out_dtype, spec.out_sharding)
-    if prepared is not None:
-        rhs_saved = prepared.backward
-        if rhs_saved is None and spec.rhs.backward is not None:
-            raise TypeError(
-                "jax_fp4: a product with this quantized right operand has no gradient, since there "
-                "is no copy along the other axis; use quantize_weight, or a recipe whose dgrad is "
-                "not quantized"
-            )
-        if rhs_saved is None and rhs is None:
-            rhs_saved = prepared.forward  # decoded in the backward pass
-        elif rhs_saved is None:
-            rhs_saved = Plain(rhs.astype(jnp.bfloat16), spec.rhs.free_axis)
     return y, (*save((lhs_saved, rhs_saved)), key, Primal.of(lhs), Primal.of(rhs))
 
 

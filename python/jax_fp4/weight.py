@@ -1,4 +1,4 @@
-"""Weights that are quantized once and used often: quantize_weight, stored_weight, QuantizedWeight."""
+"""Weights that are quantized once and used often: `QuantizedWeight`, and what makes one."""
 
 from __future__ import annotations
 

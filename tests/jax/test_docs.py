@@ -9,7 +9,7 @@ import pytest
 
 from support.repository import ROOT
 
-PAGES = ["dot_family.md", "flax.md", "index.md", "qwix.md", "sharding.md"]
+PAGES = ["dot_family.md", "flax.md", "index.md", "inference.md", "qwix.md", "sharding.md"]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""Weights as they are stored, in products: decoded beside bfloat16, or beside quantized activations.
+"""Weights as they are stored, in products with activations in bfloat16 and quantized ones.
 
 Contract: the codes and scales that were given are what is multiplied; which activations they meet
 is the recipe's choice (bfloat16, the weight's own format, MXFP8) and a static amax that of
@@ -38,7 +38,7 @@ def exact(a: np.ndarray, b: np.ndarray, out: str, alpha: float) -> gemm.Interval
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 @pytest.mark.parametrize("out", ["float32", "bfloat16"])
 def test_weights_beside_bfloat16_are_decoded_exactly(format: fp4.Format, out: str) -> None:
-    """Recipe BF16: the sum of x times decoded elements, times the tensor scale, each rounded once."""
+    """Recipe BF16: the sum of x times elements and scales, times the tensor scale."""
     w = quantizer.quantize(np.asarray(W), format.name)
     wanted = exact(widen(X).astype(np.float64), w.values(), out, float(w.global_scale))
     got = dot(X, stored(format), recipe=fp4.recipes.BF16, preferred_element_type=jnp.dtype(out))

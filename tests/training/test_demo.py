@@ -72,6 +72,9 @@ def test_run_writes_table_picture_and_numbers(
     assert main(arguments(text, out, "--recipes", "NVFP4,BF16,MXFP8")) == 0
     printed = capsys.readouterr().out
     assert sorted(path.name for path in out.iterdir()) == [
+        "BF16.safetensors",
+        "MXFP8.safetensors",
+        "NVFP4.safetensors",
         "checkpoint.npz",
         "loss.png",
         "results.json",

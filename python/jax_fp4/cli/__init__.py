@@ -15,6 +15,8 @@ from typing import NoReturn
 _COMMANDS = {
     "demo": "train a small transformer in bf16 and in NVFP4, and compare",
     "convert": "quantize a checkpoint",
+    "calibrate": "find the formats for the layers of the demo's model",
+    "generate": "continue a text with the demo's model, in any format",
     "doctor": "say what is installed, what is used and what is missing",
     "verify": "run every kernel on every backend that is here, and compare",
     "bench": "measure this machine against other implementations",

@@ -25,12 +25,12 @@ import jax
 
 import jax_fp4
 from jax_fp4.cli import corpus as corpora
-from jax_fp4.cli import report, training, transformer
+from jax_fp4.cli import model_file, report, training, transformer
 
 DESCRIPTION = """\
 Trains a byte-level transformer under each recipe, side by side, from the same initial weights and
-on the same batches. Writes results.json, loss.png and checkpoint.npz to the --out folder. After
-Ctrl-C the same command continues where it stopped.
+on the same batches. Writes results.json, loss.png, checkpoint.npz and the models, NAME.safetensors,
+to the --out folder. After Ctrl-C the same command continues where it stopped.
 """
 
 _INTERRUPTED = 130  # 128 + SIGINT, what shells expect
@@ -252,6 +252,10 @@ def _train_and_report(
     numbers = report.results(config, corpus, state, parameters)
     report.write_json(out / "results.json", numbers)
     written = [out / "results.json"]
+    for name, one in state.runs.items():
+        path = out / f"{name}.safetensors"
+        model_file.save(path, one.params, size=config.size, recipe=name, text=config.text_digest)
+        written.append(path)
     if has_matplotlib:
         report.write_plot(out / "loss.png", numbers)
         written.append(out / "loss.png")

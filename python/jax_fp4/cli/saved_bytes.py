@@ -42,7 +42,8 @@ def saved_bytes(size: Size, recipe: jax_fp4.Recipe) -> SavedBytes:
     x = jax.ShapeDtypeStruct((size.batch, size.context, size.width), jnp.float32)
 
     def residuals(params: Any, x: jax.Array) -> list[Any]:
-        _, backward = jax.vjp(lambda p, x: transformer.block(p, x, size, recipe), params, x)
+        linear = transformer.Linear(recipe)
+        _, backward = jax.vjp(lambda p, x: transformer.block(p, x, size, linear)[0], params, x)
         return jax.tree.leaves(backward)
 
     jaxpr = jax.make_jaxpr(residuals)(layer, x).jaxpr

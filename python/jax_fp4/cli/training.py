@@ -208,15 +208,20 @@ def train(
 
     for name, run in state.runs.items():
         if run.validation is None:
-            run.validation = _validation_loss(run.params, corpus, size, jax_fp4.RECIPES[name])
+            run.validation = validation_loss(run.params, corpus, size, jax_fp4.RECIPES[name])
     return True
 
 
 _validation_step = jax.jit(transformer.loss, static_argnames=("size", "recipe"))
 
 
-def _validation_loss(params: Params, corpus: Corpus, size: Size, recipe: jax_fp4.Recipe) -> float:
-    """The loss on held-out text, under the recipe that the model was trained with."""
+def validation_loss(
+    params: Params,
+    corpus: Corpus,
+    size: Size,
+    recipe: jax_fp4.Recipe | Callable[[Any], jax_fp4.Recipe],
+) -> float:
+    """The loss on held-out text, in nats a byte, under a recipe or one for each weight."""
     batches = corpus.validation_batches(_VALIDATION_BATCHES, size.batch, size.context + 1)
     losses = [float(_validation_step(params, tokens, size, recipe)) for tokens in batches]
     return float(np.mean(losses))

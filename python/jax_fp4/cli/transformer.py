@@ -12,11 +12,15 @@ and head stay in bfloat16 or float32, as in published NVFP4 pretraining (arXiv 2
 Weights and the residual stream x are float32; what goes into a linear layer and what comes out is
 bfloat16, under every recipe. The blocks are a Python loop: on a CPU, XLA compiles and runs these
 few layers faster so than under lax.scan, which copies what each iteration saves.
+
+For inference, linear weights may be quantized ones (`jax_fp4.stored_weight`), and a `Cache` of each
+block keeps the keys and values of earlier tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +36,12 @@ _NORM_EPSILON = 1e-6
 # tiny size, at almost the same bf16 loss.
 _INITIAL_STD = 0.02
 
+LINEAR = ("qkv", "out", "up", "down")
+"""The linear layers of a block, in the order in which it calls them."""
+
 Params = dict[str, Any]
+Layer = Callable[[jax.Array, Any], jax.Array]
+"""(x [B, T, K], weight [K, N]) -> [B, T, N]: how linear layers are computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,49 +117,123 @@ def _rms_norm(x: jax.Array, gain: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _NORM_EPSILON) * gain
 
 
-def _linear(x: jax.Array, w: jax.Array, recipe: jax_fp4.Recipe) -> jax.Array:
-    """x [B, T, K] w [K, N], the layer that recipes govern: bfloat16 in and out."""
-    x = x.astype(jnp.bfloat16)
-    return jax_fp4.dot(x, w, preferred_element_type=jnp.bfloat16, recipe=recipe)
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """The layer that recipes govern: bfloat16 in and out.
+
+    Attributes:
+        recipe: of all weights, or a function that chooses it for a weight.
+    """
+
+    recipe: jax_fp4.Recipe | Callable[[Any], jax_fp4.Recipe]
+
+    def __call__(self, x: jax.Array, w: Any) -> jax.Array:
+        """X [B, T, K] times w [K, N]."""
+        recipe = self.recipe if isinstance(self.recipe, jax_fp4.Recipe) else self.recipe(w)
+        x = x.astype(jnp.bfloat16)
+        return jax_fp4.dot(x, w, preferred_element_type=jnp.bfloat16, recipe=recipe)
 
 
-def _rotate(x: jax.Array) -> jax.Array:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """Rotated keys, and values, of one block: float32 [B, positions, heads, width]."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+def empty_caches(size: Size, batch: int, positions: int) -> list[Cache]:
+    """A cache for each block."""
+    shape = (batch, positions, size.heads, size.width // size.heads)
+    return [Cache(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(size.layers)]
+
+
+def _rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
     """Rotary position embedding of x [B, T, heads, width]."""
     half = x.shape[-1] // 2
     frequencies = _ROTARY_BASE ** (-jnp.arange(half) / half)
-    angles = jnp.arange(x.shape[1])[:, None, None] * frequencies  # [T, 1, half]
+    angles = positions[:, None, None] * frequencies  # [T, 1, half]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _attention(qkv: jax.Array, heads: int) -> jax.Array:
-    """Causal attention, in float32: qkv [B, T, 3 D] -> [B, T, D]."""
+def _attention(
+    qkv: jax.Array, heads: int, cache: Cache | None, start: Any
+) -> tuple[jax.Array, Cache]:
+    """Causal attention, in float32: qkv [B, T, 3 D] -> [B, T, D]; the cache with these T tokens."""
     batch, length, width = qkv.shape
     q, k, v = jnp.moveaxis(
         qkv.astype(jnp.float32).reshape(batch, length, 3, heads, width // (3 * heads)), 2, 0
     )
-    q, k = _rotate(q), _rotate(k)
+    positions = start + jnp.arange(length)
+    q, k = _rotate(q, positions), _rotate(k, positions)
+    if cache is not None:
+        at = (0, start, 0, 0)
+        k = jax.lax.dynamic_update_slice(cache.keys, k, at)
+        v = jax.lax.dynamic_update_slice(cache.values, v, at)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
-    causal = jnp.tril(jnp.ones((length, length), bool))
+    causal = positions[:, None] >= jnp.arange(k.shape[1])
     weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, length, width // 3)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, length, width // 3)
+    return mixed, Cache(k, v)
 
 
-def block(params: Params, x: jax.Array, size: Size, recipe: jax_fp4.Recipe) -> jax.Array:
-    """One block: x float32 [B, T, D]."""
-    qkv = _linear(_rms_norm(x, params["attention_norm"]), params["qkv"], recipe)
-    x = x + _linear(_attention(qkv, size.heads), params["out"], recipe)
-    hidden = jax.nn.gelu(_linear(_rms_norm(x, params["mlp_norm"]), params["up"], recipe))
-    return x + _linear(hidden, params["down"], recipe)
+def block(
+    params: Params,
+    x: jax.Array,
+    size: Size,
+    linear: Layer,
+    cache: Cache | None = None,
+    start: Any = 0,
+) -> tuple[jax.Array, Cache]:
+    """One block: x float32 [B, T, D] at positions ``start`` and following."""
+    qkv = linear(_rms_norm(x, params["attention_norm"]), params["qkv"])
+    mixed, cache = _attention(qkv, size.heads, cache, start)
+    x = x + linear(mixed, params["out"])
+    hidden = jax.nn.gelu(linear(_rms_norm(x, params["mlp_norm"]), params["up"]))
+    return x + linear(hidden, params["down"]), cache
 
 
-def loss(params: Params, tokens: jax.Array, size: Size, recipe: jax_fp4.Recipe) -> jax.Array:
+def forward(
+    params: Params,
+    tokens: jax.Array,
+    size: Size,
+    linear: Layer,
+    caches: Sequence[Cache] | None = None,
+    start: Any = 0,
+) -> tuple[jax.Array, list[Cache]]:
+    """Logits float32 [B, T, 256] of what follows each token.
+
+    Args:
+        params: the weights.
+        tokens: integers [B, T].
+        size: of the model.
+        linear: how linear layers are computed.
+        caches: of each block, with everything before ``start``; None: there is nothing.
+        start: position of the first token.
+
+    Returns:
+        (logits, caches with these tokens).
+    """
+    x = params["embedding"][tokens.astype(jnp.int32)]
+    updated = []
+    for i, layer in enumerate(params["blocks"]):
+        cache = None if caches is None else caches[i]
+        x, cache = block(layer, x, size, linear, cache, start)
+        updated.append(cache)
+    return _rms_norm(x, params["norm"]) @ params["embedding"].T, updated
+
+
+def loss(
+    params: Params,
+    tokens: jax.Array,
+    size: Size,
+    recipe: jax_fp4.Recipe | Callable[[Any], jax_fp4.Recipe],
+) -> jax.Array:
     """Mean cross-entropy, in nats a byte, of each next byte: tokens uint8 [B, T + 1]."""
-    inputs, targets = tokens[:, :-1].astype(jnp.int32), tokens[:, 1:].astype(jnp.int32)
-    x = params["embedding"][inputs]
-    for layer in params["blocks"]:
-        x = block(layer, x, size, recipe)
-    logits = _rms_norm(x, params["norm"]) @ params["embedding"].T
+    targets = tokens[:, 1:].astype(jnp.int32)
+    logits, _ = forward(params, tokens[:, :-1], size, Linear(recipe))
     chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)

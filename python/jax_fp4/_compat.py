@@ -91,6 +91,31 @@ def automatic_mesh(ctx: Any) -> Any:
     return mesh if mesh.auto_axes == mesh.axis_names else None
 
 
+def requires_devices(primitive: Any) -> None:
+    """Tells jax that lowering a primitive needs to know the devices, as custom_partitioning does.
+
+    Without that jax lowers once for all devices, and says nothing of the mesh.
+    """
+    from jax._src.dispatch import prim_requires_devices_during_lowering
+
+    prim_requires_devices_during_lowering.add(primitive)
+
+
+def _whole_axes(decode: Any, mesh: Any) -> Any:
+    """Reads XLA's shardings; one by a part of a mesh axis, which has no name, is read as none.
+
+    Shardy makes such ones for a dimension of 2 blocks on an axis of 4 devices.
+    """
+
+    def read(sharding: Any, rank: int) -> Any:
+        try:
+            return decode(sharding, rank)
+        except ValueError:
+            return jax.NamedSharding(mesh, jax.P(*[None] * rank))
+
+    return read
+
+
 _partitionings: dict[bytes, Any] = {}
 
 
@@ -116,6 +141,7 @@ def stable_partitioning_key(results: Sequence[Any], key: str) -> None:
         kept.module_context = types.SimpleNamespace(
             platforms=context.platforms, backend=context.backend
         )
+        kept.to_mesh_pspec_sharding = _whole_axes(info.to_mesh_pspec_sharding, info.mesh)
         _partitionings[key.encode()] = kept
     _sharding_callbacks[key.encode()] = _partitionings[key.encode()]
     owner.attributes[attribute] = mlir.ir.StringAttr.get(key, owner.context)

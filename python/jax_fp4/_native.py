@@ -108,6 +108,7 @@ def make_primitive(
 
         return lower_on_mesh
 
+    _compat.requires_devices(primitive)
     on_cpu = lower_for_gpu if SIMULATED else lower
     mlir.register_lowering(primitive, partitioned(on_cpu), platform="cpu")
     mlir.register_lowering(primitive, partitioned(lower_for_gpu), platform="cuda")

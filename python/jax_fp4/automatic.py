@@ -6,6 +6,8 @@ rule that we give it, then XLA asks how the call is cut, and gets the local func
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,11 +46,12 @@ def _shardy(rule: Rule) -> tuple[str, dict[str, Any]]:
 
     left, right = ([named(dims) for dims in group] for group in (rule.operands, rule.results))
     sizes = {name: size for name, size in parts.items() if name not in whole}
-    cut = {e[0] for d in rule.operands for e in d if e and rule.sizes[e[0]] > 1}
+    # Without repetition, in the order in which they appear: Shardy wants them sorted.
+    cut = dict.fromkeys(e[0] for d in rule.operands for e in d if e and rule.sizes[e[0]] > 1)
     kept = {e[0] for d in rule.results for e in d if e}
     return (
         f"{', '.join(left)} -> {', '.join(right)}",
-        {"reduction_factors": tuple(sorted(cut - kept)), **sizes},
+        {"reduction_factors": tuple(f for f in cut if f not in kept), **sizes},
     )
 
 
@@ -83,6 +86,11 @@ def lower(ctx: Any, primitive: Any, operands: Sequence[Any], params: Mapping[str
             tuple(put(placement.spec(dims)) for dims in rule.operands),
         )
 
+    # A factor that an axis does not divide: Shardy would cut it by a part of the axis, which no
+    # PartitionSpec can name.
+    axes = math.lcm(*mesh.axis_sizes)
+    sizes = {f: size if size % axes == 0 else 1 for f, size in rule.sizes.items()}
+    rule = dataclasses.replace(rule, sizes=sizes)
     notation, options = _shardy(rule)
     partitioned = custom_partitioning(call)
     partitioned.def_partition(partition, sharding_rule=notation, **options)

@@ -20,15 +20,18 @@ CHECKS = [
     "dot_has_the_operands_of_one_device",
     "weights_are_gathered_in_four_bits",
     "family_agrees_with_one_device",
+    "export_says_what_to_do",
+    "compile_cache_hits_in_another_process",
 ]
 
 
 @pytest.fixture(scope="module", params=["explicit", "auto"])
 def outcomes(request: pytest.FixtureRequest) -> dict[str, str]:
     """What each check said on a mesh whose axes are of one type."""
+    paths = [str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "support" / "sharding_checks.py"), request.param],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
         text=True,
         check=False,

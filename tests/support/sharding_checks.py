@@ -10,7 +10,9 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,8 @@ from typing import Any
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
+import jax.export
+import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
@@ -291,10 +295,58 @@ def check_family_agrees_with_one_device(kind: str) -> None:
             close((y, gradients), wanted, name)
 
 
+def check_export_says_what_to_do(kind: str) -> None:
+    """Explicit meshes export; automatic ones are refused with the way out."""
+    with Mesh(kind, {"d": 8}) as mesh:
+        x, w = mesh.put(X, P("d")), mesh.put(W, P())
+        calls = ("amax", "quantize", "scaled_matmul")
+        checks = [jax.export.DisabledSafetyCheck.custom_call(f"jax_fp4_{c}") for c in calls]
+        export = jax.export.export(jax.jit(fp4.dot), disabled_checks=checks)
+        if kind == "explicit":
+            same(export(x, w).call(x, w), jax.jit(fp4.dot)(x, w), kind)
+            return
+        try:
+            export(x, w)
+        except ValueError as error:
+            assert "Explicit" in str(error), error
+        else:
+            raise AssertionError("exported for an automatic mesh")
+
+
+def check_compile_cache_hits_in_another_process(kind: str) -> None:
+    """A second process finds what the first one compiled."""
+    script = (
+        "import sys; sys.argv = ['', 'none']; from support.sharding_checks import *\n"
+        "names = []\n"
+        "jax.monitoring.register_event_listener(lambda name, **_: names.append(name))\n"
+        f"with Mesh({kind!r}, {{'d': 8}}) as mesh:\n"
+        "    jax.jit(fp4.dot)(mesh.put(X, P('d')), mesh.put(W, P('d')))\n"
+        "print(*(n.split('/')[-1] for n in names if 'compilation_cache/cache_' in n))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "JAX_COMPILATION_CACHE_DIR": folder,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+        said = [
+            subprocess.run(
+                [sys.executable, "-c", script],
+                env={**os.environ, **settings},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+            for _ in range(2)
+        ]
+    assert "cache_misses" in said[0], said
+    assert "cache_hits" in said[1] and "cache_misses" not in said[1], said
+
+
 def main(kind: str) -> dict[str, str]:
     outcomes = {}
     for name, check in list(globals().items()):
-        if name.startswith("check_") and (len(sys.argv) < 3 or sys.argv[2] in name):
+        if name.startswith("check_") and (len(sys.argv) < 3 or re.search(sys.argv[2], name)):
             try:
                 check(kind)
                 outcomes[name] = ""

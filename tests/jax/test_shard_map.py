@@ -123,7 +123,7 @@ def test_gradients_are_local_and_weights_sum_over_devices(
 
 
 def test_a_dot_under_jit_with_sharded_operands_is_right(mesh: Any) -> None:
-    """Without shard_map the result is that of one device (XLA gathers; sharding comes later)."""
+    """Without shard_map the result is that of one device."""
     x = jax.device_put(X, NamedSharding(mesh, P("d", None)))
     w = jax.device_put(W, NamedSharding(mesh, P()))
     same_bytes(jax.device_get(jax.jit(fp4.dot)(x, w)), jax.device_get(fp4.dot(X, W)))

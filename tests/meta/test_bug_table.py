@@ -11,7 +11,7 @@ from support.repository import ROOT
 TABLE = ROOT / "docs" / "bugs.md"
 _TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 _REPORT = re.compile(r"[\w.-]+/[\w.-]+#\d+")
-_REASONS = ("device", "sharding")
+_REASONS = ("device",)
 
 
 def rows(text: str) -> list[list[str]]:

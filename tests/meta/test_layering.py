@@ -42,7 +42,7 @@ FREESTANDING = {"kernels", "numerics", "ptx"}
 PRIVATE_IMPORTS = {
     "jax_fp4._core": {"_native.py", "cli/doctor.py"},  # doctor reports why it does not load
     "jax_fp4._sim": {"sim.py"},
-    "jax._src": set(),
+    "jax._src": {"_compat.py"},
 }
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

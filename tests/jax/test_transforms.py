@@ -434,5 +434,14 @@ def test_the_persistent_compilation_cache_hits(tmp_path: Path) -> None:
 
 def test_other_platforms_are_refused_with_the_way_out() -> None:
     """Lowering for a platform that has no implementation names it and says what to do."""
-    with pytest.raises(ValueError, match=r"jax_fp4.*cuda.*(CPU|cpu)"):
-        jax.jit(fp4.dot).trace(X, W).lower(lowering_platforms=("cuda",))
+    with pytest.raises(ValueError, match=r"jax_fp4.*rocm.*(CPU|cpu)"):
+        jax.jit(fp4.dot).trace(X, W).lower(lowering_platforms=("rocm",))
+
+
+def test_a_program_for_gpus_is_lowered_without_one() -> None:
+    """The custom calls are there, the product's with its workspace as one more result."""
+    text = jax.jit(fp4.dot).trace(X, W).lower(lowering_platforms=("cuda",)).as_text()
+    for target in ("jax_fp4_amax", "jax_fp4_quantize", "jax_fp4_scaled_matmul"):
+        assert f"@{target}(" in text
+    (call,) = [line for line in text.splitlines() if "@jax_fp4_scaled_matmul(" in line]
+    assert call.rpartition("->")[2].count("tensor<") == 2

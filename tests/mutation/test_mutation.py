@@ -73,7 +73,7 @@ def test_mutants_of_all_kernels() -> None:
 
 @pytest.mark.mutation
 def test_mutants_of_a_shipped_product() -> None:
-    """At least 60 % are caught (62 % were with fewer tiles); the others are printed, not derived."""
+    """At least 60 % are caught (62 % were with fewer tiles); the others are printed."""
     verdicts = judge(product("nvfp4", 1, 64), SEEDS)
     survivors = [v for v in verdicts if v.outcome == "survived"]
     for v in survivors:

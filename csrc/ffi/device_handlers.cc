@@ -361,19 +361,23 @@ xf::Error scaled_matmul(typename Place::Handle handle, xf::RemainingArgs args,
   });
 }
 
-// Loads the kernels of a family for the stream's device.
-template <const char* const (&kPrefixes)[2]>
+// Loads the kernels whose names begin so for the stream's device.
+template <const char* const& kPrefix>
 xf::Error load(CUstream stream, xf::RemainingArgs, xf::RemainingRets, xf::Dictionary) {
+  return guarded([&] { cuda_launcher().load(stream, kPrefix); });
+}
+
+xf::Error load_products(CUstream stream, xf::RemainingArgs, xf::RemainingRets, xf::Dictionary) {
   return guarded([&] {
-    for (const char* prefix : kPrefixes)
-      if (prefix != nullptr) cuda_launcher().load(stream, prefix);
+    Launcher& launcher = cuda_launcher();
+    for (const std::string& prefix : plan::gemm_kernels(launcher.chip(stream)))
+      launcher.load(stream, prefix);
   });
 }
 
-constexpr const char* kAmaxKernels[2] = {"amax", nullptr};
-constexpr const char* kQuantizeKernels[2] = {"quantize", nullptr};
-constexpr const char* kDequantizeKernels[2] = {"dequantize", nullptr};
-constexpr const char* kProductKernels[2] = {"gemm", nullptr};
+constexpr const char* kAmaxKernels = "amax";
+constexpr const char* kQuantizeKernels = "quantize";
+constexpr const char* kDequantizeKernels = "dequantize";
 
 auto bind_load() {
   return xf::Ffi::Bind<xf::ExecutionStage::kInitialize>()
@@ -445,7 +449,7 @@ XLA_FFI_DEFINE_HANDLER(kCudaScaledMatmul, scaled_matmul<CudaPlace>, bind_scaled_
 XLA_FFI_DEFINE_HANDLER(kLoadAmax, load<kAmaxKernels>, bind_load());
 XLA_FFI_DEFINE_HANDLER(kLoadQuantize, load<kQuantizeKernels>, bind_load());
 XLA_FFI_DEFINE_HANDLER(kLoadDequantize, load<kDequantizeKernels>, bind_load());
-XLA_FFI_DEFINE_HANDLER(kLoadProduct, load<kProductKernels>, bind_load());
+XLA_FFI_DEFINE_HANDLER(kLoadProduct, load_products, bind_load());
 
 XLA_FFI_DEFINE_HANDLER(kSimAmax, amax<SimPlace>, bind_amax<OnOrdinal>());
 XLA_FFI_DEFINE_HANDLER(kSimQuantize, quantize<SimPlace>, bind_quantize<OnOrdinal>());

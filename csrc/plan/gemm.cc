@@ -17,6 +17,12 @@ constexpr TileShape kSm100[] = {{1, 32}, {1, 64}, {1, 128}, {2, 128}, {2, 256}};
 constexpr TileShape kSm120[] = {{1, 32}, {1, 64}, {1, 128}};
 constexpr TileShape kBf16[] = {{1, 32}, {1, 128}};
 
+constexpr const char* kCodes[] = {"sm100", "sm120", "bf16"};
+
+GemmCode code_of(const Chip& chip) {
+  return chip.datacenter() ? GemmCode::sm100 : chip.consumer() ? GemmCode::sm120 : GemmCode::bf16;
+}
+
 std::span<const TileShape> shapes_of(GemmCode code) {
   switch (code) {
     case GemmCode::sm100: return kSm100;
@@ -160,10 +166,14 @@ bool runs(const GemmPlan& p, const GemmShape& s) {
 
 }  // namespace
 
+std::vector<std::string> gemm_kernels(const Chip& chip) {
+  return {std::string("gemm_") + kCodes[static_cast<int>(code_of(chip))], "gemm_reduce",
+          "tile_scales", "pad_rows"};
+}
+
 std::string GemmTile::kernel() const {
-  const char* codes[] = {"sm100", "sm120", "bf16"};
   const char* kinds[] = {"nvfp4", "mxfp4", "mxf8f6f4"};
-  return std::string("gemm_") + codes[static_cast<int>(code)] + "_" +
+  return std::string("gemm_") + kCodes[static_cast<int>(code)] + "_" +
          kinds[static_cast<int>(kind)] + "_" + std::to_string(m()) + "x" + std::to_string(n);
 }
 
@@ -188,9 +198,7 @@ GemmPlan plan_gemm(const GemmShape& s, const Chip& chip, u64 workspace) {
   if (chip.number < kLeastChip)
     refuse("there is no kernel for compute capability " + std::to_string(chip.number / 10) + "." +
            std::to_string(chip.number % 10) + ", which is below 8.0; run it on the CPU");
-  const GemmCode code = chip.datacenter() ? GemmCode::sm100
-                        : chip.consumer() ? GemmCode::sm120
-                                          : GemmCode::bf16;
+  const GemmCode code = code_of(chip);
   GemmPlan best;
   if (s.batch * s.m * s.n == 0) return best;
   if (s.k == 0) return best;

@@ -76,6 +76,9 @@ struct GemmPlan {
 // whose sizes no grid or tensor map can hold, a chip without such kernels, too little workspace.
 GemmPlan plan_gemm(const GemmShape& shape, const Chip& chip, u64 workspace_bytes);
 
+// Beginnings of the names of all kernels that plans for a chip launch: what is loaded before a capture.
+std::vector<std::string> gemm_kernels(const Chip& chip);
+
 // The workspace with which a plan for any chip is at its best. Depends on the shape only, since a
 // program is lowered, or exported, before its device is known.
 u64 gemm_workspace(const GemmShape& shape);

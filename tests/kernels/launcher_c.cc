@@ -87,6 +87,13 @@ extern "C" const char* run_product(cuda::CUstream stream, const u8* a, const u8*
   });
 }
 
+// Whether a kernel is among those that are loaded for a chip before products are captured.
+extern "C" int loaded_for(int chip, const char* kernel) {
+  for (const std::string& prefix : plan::gemm_kernels({chip, 1}))
+    if (std::string(kernel).compare(0, prefix.size(), prefix) == 0) return 1;
+  return 0;
+}
+
 extern "C" int fits(const char* target, int cubin, int chip) {
   return cuda::image_fits({"", target, cubin ? ImageKind::cubin : ImageKind::ptx, 0, 0}, chip);
 }

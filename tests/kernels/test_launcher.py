@@ -140,6 +140,17 @@ def test_doctor_names_the_image_that_is_loaded(chip: int) -> None:
     assert doctor.image_for(images, "k", chip) == expected
 
 
+@pytest.mark.parametrize(
+    ("chip", "code"), [(80, "bf16"), (90, "bf16"), (100, "sm100"), (103, "sm100"), (121, "sm120")]
+)
+def test_what_a_capture_may_need_is_loaded_before_and_nothing_else(chip: int, code: str) -> None:
+    """The product kernels of the chip, and those that bring operands into their layout."""
+    names = {kernel.name for kernel in device_kernels.compiler().kernels()}
+    loaded = {name for name in names if library().loaded_for(chip, name.encode())}
+    own = {name for name in names if name.startswith(f"gemm_{code}_")}
+    assert own and loaded == own | {"gemm_reduce", "tile_scales", "pad_rows"}
+
+
 def test_a_first_call_under_capture_is_refused_and_spoils_nothing(driver: stand_in.Driver) -> None:
     """Kernels are not loaded while a graph is captured; the capture goes on, as it was."""
     amax = Amax(Device(driver), 0)

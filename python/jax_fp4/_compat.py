@@ -79,6 +79,21 @@ def gathered(x: jax.Array) -> jax.Array:
     return jax.sharding.reshard(x, jax.NamedSharding(sharding.mesh, jax.P(*[None] * x.ndim)))
 
 
+def sum_scattered(x: jax.Array, axes: tuple[str, ...], dimension: int) -> jax.Array:
+    """``x`` summed over manual mesh axes; each device keeps its part along ``dimension``.
+
+    jax 0.12 cannot lower psum_scatter while an axis of the mesh is still Explicit (it gives the
+    reduction's scalars the sharding of ``x``). There the parts are exchanged, which moves as many
+    bytes, and summed afterwards.
+    """
+    if not jax.typeof(x).sharding.mesh.explicit_axes:
+        return jax.lax.psum_scatter(x, axes, scatter_dimension=dimension, tiled=True)
+    count = jax.lax.axis_size(axes)
+    shape = (*x.shape[:dimension], count, x.shape[dimension] // count, *x.shape[dimension + 1 :])
+    parts = jax.lax.all_to_all(x.reshape(shape), axes, dimension, dimension)
+    return parts.sum(dimension)
+
+
 def automatic_mesh(ctx: Any) -> Any:
     """The mesh that XLA partitions what is lowered for; None for one device or inside shard_map.
 

@@ -101,7 +101,7 @@ def _rule(
         own |= {"has_bias": False, "has_accumulate": False, "out_dtype": "float32"}
         (out,) = call(*shards[:6], **own)
         for dimension, axes in placement.scatter:
-            out = jax.lax.psum_scatter(out, axes, scatter_dimension=dimension, tiled=True)
+            out = _compat.sum_scattered(out, axes, dimension)
             sums = tuple(axis for axis in sums if axis not in axes)
         if sums:
             out = jax.lax.psum(out, sums)

@@ -8,6 +8,7 @@
 // only. Operands that one batch entry shares with all others have a batch of 1.
 #pragma once
 
+#include "kernels/divisor.h"
 #include "numerics/formats.h"
 #include "numerics/scale_layout.h"
 
@@ -110,6 +111,27 @@ struct GemmVariant {
   }
 };
 
+// In which order tiles of D are computed; see tile_at() of parts/raster.h.
+struct GemmRaster {
+  u32 tiles_m;
+  Divisor matrix_tiles;  // tiles of a matrix
+  Divisor strip_tiles;   // tiles of a strip
+  Divisor strip;         // tile rows that are walked together
+  Divisor last_strip;    // those of the last strip
+  Divisor splits;        // of K: each has a sum of its own
+};
+
+// For the host: at least one tile, strip at most tiles_m.
+JAX_FP4_FN GemmRaster gemm_raster(u32 tiles_m, u32 tiles_n, u32 strip, u32 splits) {
+  const u32 last = tiles_m - (tiles_m - 1) / strip * strip;
+  return {tiles_m,
+          divisor(tiles_m * tiles_n),
+          divisor(strip * tiles_n),
+          divisor(strip),
+          divisor(last),
+          divisor(splits)};
+}
+
 // Tensor maps, innermost dimension first, all zero-filled outside:
 //
 //   a, b      [row_bytes(k), rows, batch] uint8, or in elements [k padded, rows, batch] where codes are
@@ -137,11 +159,9 @@ struct GemmParams {
   // [batch + 1] in device memory. `steps` is then that of all K, and splits 1. Or nullptr.
   const u32* k_groups;
   u32 m, n;
-  u32 steps;             // of K, at least 1: MMAs of step_k() elements
-  u32 splits;            // of K: each has a sum of its own
-  u32 split_steps;       // of every split but the last, which has at least 1; of kGemmStageSteps
-  u32 tiles_m, tiles_n;  // of the kernel's tile
-  u32 strip;             // tile rows that are walked together
+  u32 steps;        // of K, at least 1: MMAs of step_k() elements
+  u32 split_steps;  // of every split but the last, which has at least 1; of kGemmStageSteps
+  GemmRaster raster;
   // What the next entry of the batch adds to an operand's index: 0 or 1.
   u32 batch_a, batch_b;              // of codes and block scales
   u32 batch_scale_a, batch_scale_b;  // of global scales

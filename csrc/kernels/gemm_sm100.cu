@@ -26,15 +26,15 @@
 //   taken[slot]    all -> producer                      kReaders arrivals (leader's)
 //   drained[acc]   epilogue -> MMA                      kGroup x 4 arrivals, one a warp (leader's)
 //
-// empty is also awaited by the MMA thread, kScaleSlots stages later.
+// empty is also awaited by the MMA thread, kScaleSlots stages later, if there are fewer slots than stages.
 //
 // Shared memory:  | stage 0: A | B | scales A | scales B | stage 1 ... | D buffers | barriers |
 // Tensor memory:  | accumulator 0 | accumulator 1 ... | scales of slot 0: A | B | slot 1 ... |
 //   Accumulators of 256 columns overlap: the second one starts at kAccumulatorStride. The epilogue
 //   drains the columns that both have first, and releases the accumulator then.
-//   Scales have a ring of slots of their own. A slot is overwritten only when the MMAs that read it have
-//   ended (`empty` of their stage), so no order between an MMA and a later tcgen05.cp is relied upon,
-//   which the PTX ISA (9.7.16.6) does not promise.
+//   Scales have a ring of slots of their own, as long as that of the stages where there is room. A slot
+//   is overwritten only when the MMAs that read it have ended (`empty` of their stage), so no order
+//   between an MMA and a later tcgen05.cp is relied upon, which the PTX ISA (9.7.16.6) does not promise.
 //
 // Every sum goes through K in steps of 64 (mxf8f6f4: 32) from 0 in one accumulator.
 //
@@ -45,6 +45,7 @@
 #include "kernels/parts/tiles.h"
 #include "numerics/mma_descriptor.h"
 #include "ptx/cp_async_bulk.h"
+#include "ptx/mov.h"
 #include "ptx/shared.h"
 #include "ptx/tcgen05.h"
 
@@ -90,14 +91,16 @@ constexpr u32 kAccumulators = 2;  // one is computed while the other is drained
 constexpr u32 kScaleColumnsA = kScaleGroups * 4;
 constexpr u32 kScaleColumnsB = kScaleGroups * 4 * kScaleTilesB;
 constexpr u32 kScaleColumns = kScaleColumnsA + kScaleColumnsB;
-// Slots of scales: as few as keep the tensor cores busy where accumulators need the room.
-constexpr u32 kScaleSlots = kTileN <= 128 ? 4 : 2;
+// Slots of scales: one for each stage, or as few as keep the tensor cores busy where accumulators need
+// the room.
+constexpr u32 kScaleSlots = kTileN <= 128 ? kStages : 2;
 constexpr u32 kScaleColumn = kColumns - kScaleSlots * kScaleColumns;  // the first one
 // In whole pieces, which the epilogue drains.
 constexpr u32 kAccumulatorStride = least(kTileN, (kScaleColumn - kTileN) / kPiece * kPiece);
 constexpr u32 kOverlap = kTileN - kAccumulatorStride;
 
 static_assert(kStages >= kScaleSlots, "a slot's stage must not have been used again");
+static_assert(kScaleColumn >= kTileN + kAccumulatorStride, "accumulators and scales overlap");
 
 // Of answers about tiles: producers, the MMA thread, epilogue warps.
 constexpr u32 kReaders = kGroup * (1 + kEpilogueWarps) + 1;
@@ -198,6 +201,15 @@ __device__ void commit(u32 barrier) {
     ptx::tcgen05_commit<kGroup>(barrier);
 }
 
+// Operands: rows of 128 bytes in groups of eight.
+__device__ u64 rows_descriptor(u32 address) {
+  return ptx::mov_b64(address, descriptor_layout(8 * kGemmRowBytes, Swizzle::span_128b));
+}
+// Scales: 32 rows of 16 bytes in groups of eight, not swizzled.
+__device__ u64 scales_descriptor(u32 address) {
+  return ptx::mov_b64(address, descriptor_layout(8 * 16, Swizzle::none));
+}
+
 // Waits until the columns of the next accumulator are drained: by the tile before the last, which had the
 // same one, or by the last, where it overlaps.
 __device__ void wait_for_accumulator(const Cta& cta, const AccumulatorPlace& next) {
@@ -214,59 +226,80 @@ __device__ void multiply(const GemmParams& p, const Cta& cta) {
           : instruction_descriptor_fp4(
                 kRows * kGroup, kTileN,
                 kVariant.kind == GemmKind::nvfp4 ? BlockScale::ue4m3 : BlockScale::ue8m0);
+  const u32 memory = descriptor_address(cta.shared);
   StagePlace place, behind;  // behind: kScaleSlots stages before
-  RingPlace<kScaleSlots> slot;
-  u32 started = 0;  // stages
+  u32 started = 0;           // stages
   AccumulatorPlace target;
-  for (auto tiles = cta.tiles(); tiles.more(); tiles.advance()) {
-    const Tile tile = tile_at<kVariant.step_k()>(p, tiles.index());
-    if (tile.steps == 0) continue;
+  auto tiles = cta.tiles();
+  Tile next = tile_at<kVariant.step_k()>(p, tiles.index());
+  const auto look_up_next = [&] {
+    tiles.advance();
+    if (tiles.more()) next = tile_at<kVariant.step_k()>(p, tiles.index());
+  };
+  while (tiles.more()) {
+    const Tile tile = next;
+    if (tile.steps == 0) {
+      look_up_next();
+      continue;
+    }
     // Odd tiles of 64 (or 192) columns start in the middle of a tile of scales, two columns in.
     const u32 half = tile.n * kTileN % kScaleTileRows / 32;
     const u32 accumulator = cta.tensor + target.slot * kAccumulatorStride;
     wait_for_accumulator(cta, target);
     // 9.7.16.6.4: the MMAs below overwrite what the epilogue's tcgen05.ld have read.
     ptx::tcgen05_fence_after_thread_sync();
-    for (u32 step = 0; step < tile.steps; step += kSteps, place.advance(), slot.advance()) {
+    for (u32 step = 0; step < tile.steps; step += kSteps, place.advance(), ++started) {
       // Copies and tensor cores both work in the asynchronous proxy: no proxy fence.
       wait<kGroup == 2>(cta.full(place.slot), place.parity);
-      // The MMAs that read this slot of scales have ended.
-      if (started++ >= kScaleSlots) {
-        wait<kGroup == 2>(cta.empty(behind.slot), behind.parity);
-        behind.advance();
+      // The MMAs that read this slot of scales have ended: with a slot for each stage, because the stage
+      // has been filled again.
+      if constexpr (kScaleSlots < kStages) {
+        if (started >= kScaleSlots) {
+          wait<kGroup == 2>(cta.empty(behind.slot), behind.parity);
+          behind.advance();
+        }
       }
       // 9.7.16.6.4: the tcgen05.cp below follow the MMAs whose end was awaited.
       ptx::tcgen05_fence_after_thread_sync();
-      const u32 a = cta.stage(place.slot);
-      const u32 columns_a = cta.tensor + kScaleColumn + slot.slot * kScaleColumns;
+      const u32 slot = kScaleSlots < kStages ? started % kScaleSlots : place.slot;
+      const u32 columns_a = cta.tensor + kScaleColumn + slot * kScaleColumns;
       const u32 columns_b = columns_a + kScaleColumnsA;
-      // 32 rows of 16 bytes, in groups of eight, not swizzled.
-      const u64 scales_a = matrix_descriptor(a + kBytesA + kBytesB, 128, Swizzle::none);
-      const u64 scales_b =
-          matrix_descriptor(a + kBytesA + kBytesB + kBytesScalesA, 128, Swizzle::none);
+      // In the unit of descriptors, to which 32-bit additions are all that this thread has time for.
+      const u32 rows_a = memory + place.slot * descriptor_address(kStageBytes);
+      const u32 rows_b = rows_a + descriptor_address(kBytesA);
+      const u32 scales_a = rows_b + descriptor_address(kBytesB);
+      const u32 scales_b = scales_a + descriptor_address(kBytesScalesA);
 #pragma unroll
       for (u32 g = 0; g < kScaleGroups; ++g) {
-        ptx::tcgen05_cp_32x128b_warpx4<kGroup>(columns_a + 4 * g,
-                                               scales_a + descriptor_step(g * kScaleTileBytes));
+        ptx::tcgen05_cp_32x128b_warpx4<kGroup>(
+            columns_a + 4 * g,
+            scales_descriptor(scales_a + descriptor_address(g * kScaleTileBytes)));
 #pragma unroll
         for (u32 t = 0; t < kScaleTilesB; ++t)
           ptx::tcgen05_cp_32x128b_warpx4<kGroup>(
               columns_b + 4 * (g * kScaleTilesB + t),
-              scales_b + descriptor_step((t * kScaleGroups + g) * kScaleTileBytes));
+              scales_descriptor(scales_b +
+                                descriptor_address((t * kScaleGroups + g) * kScaleTileBytes)));
       }
-      const u64 rows_a = matrix_descriptor(a, 8 * kGemmRowBytes, Swizzle::span_128b);
-      const u64 rows_b = matrix_descriptor(a + kBytesA, 8 * kGemmRowBytes, Swizzle::span_128b);
-#pragma unroll
-      for (u32 s = 0; s < kSteps; ++s) {
-        if (step + s >= tile.steps) break;
+      const auto multiply_step = [&](u32 s) {
         const u32 g = s / kStepsPerGroup;
         const u32 byte = s % kStepsPerGroup * kScaleGroups;
         ptx::tcgen05_mma_block_scale<kMma, kGroup>(
-            accumulator, rows_a + descriptor_step(s * kStepBytes),
-            rows_b + descriptor_step(s * kStepBytes), instruction | scale_bytes_at(byte),
-            columns_a + 4 * g, columns_b + 4 * g * kScaleTilesB + half, step + s > 0);
+            accumulator, rows_descriptor(rows_a + descriptor_address(s * kStepBytes)),
+            rows_descriptor(rows_b + descriptor_address(s * kStepBytes)),
+            instruction | scale_bytes_at(byte), columns_a + 4 * g,
+            columns_b + 4 * g * kScaleTilesB + half, step + s > 0);
+      };
+      if (step + kSteps <= tile.steps) {
+#pragma unroll
+        for (u32 s = 0; s < kSteps; ++s) multiply_step(s);
+      } else {
+#pragma unroll 1
+        for (u32 s = 0; step + s < tile.steps; ++s) multiply_step(s);
       }
       commit(cta.empty(place.slot));
+      // Early, while the tensor cores have work: between two tiles it would keep them waiting.
+      if (step == 0) look_up_next();
     }
     commit(cta.done(target.slot));
     target.advance();
@@ -283,45 +316,29 @@ __device__ void release(const Cta& cta, u32 accumulator) {
   if (threadIdx.x % 32 == 0) arrive_at_leader<kGroup>(cta.drained(accumulator));
 }
 
+// Pieces that a thread holds: all that the other accumulator overlaps.
+constexpr u32 kHeld = kOverlap == 0 ? 1 : kOverlap / kPiece;
+
 // The warp's 32 rows of a tile, from accumulator `source`.
 __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u32 source,
-                       u32& stores) {
+                       float alpha, u32& stores) {
   const u32 lane = threadIdx.x % 32, quarter = threadIdx.x / 32 % 4;
   const u32 first_row = (tile.m * kGroup + cta.rank) * kRows + quarter * 32;
   const u32 tensor = cta.tensor + source * kAccumulatorStride + (quarter * 32 << 16);
-  const float alpha = alpha_of(p, tile);
   // Pieces that exist; none where the warp's rows do not.
   const u32 columns = first_row < p.m ? least(kTileN, p.n - tile.n * kTileN) : 0;
   const u32 pieces = (columns + kPiece - 1) / kPiece;
+  if (pieces == 0) return release(cta, source);
   // Those that the other accumulator overlaps come first: the last ones of 0, the first ones of 1.
   const bool backwards = kOverlap != 0 && source == 0;
-  constexpr u32 kApart = kAccumulatorStride / kPiece;
-  const u32 held = kOverlap == 0 ? pieces
-                   : backwards   ? pieces - least(pieces, kApart)
-                                 : least(pieces, kOverlap / kPiece);
-  if (held == 0) release(cta, source);
 
   const bool in_f32 = p.transposed || p.out_type == Dtype::f32;
   const u32 per_buffer = in_f32 ? 1 : 2;  // pieces
   u32 buffer = 0;
-  u32 sum[kPiece];
-  const auto load = [&](u32 i) {
-    const u32 piece = backwards ? pieces - 1 - i : i;
-    ptx::tcgen05_ld_32x32b_x32(sum, tensor + piece * kPiece);
-  };
-  if (pieces > 0) load(0);
-  for (u32 i = 0; i < pieces; ++i) {
+  const auto finish_piece = [&](u32 i, float (&x)[kPiece]) {
     const u32 piece = backwards ? pieces - 1 - i : i;
     const u32 column = tile.n * kTileN + piece * kPiece;
     const u32 in_buffer = piece % per_buffer;
-    ptx::tcgen05_wait_ld(sum);
-    if (i + 1 == held) release(cta, source);
-    float x[kPiece];
-#pragma unroll
-    for (u32 j = 0; j < kPiece; ++j) x[j] = __fmul_rn(alpha, f32_of(sum[j]));
-    // The next piece is on its way while this one is finished.
-    if (i + 1 < pieces) load(i + 1);
-
     if (i == 0 || in_buffer == (backwards ? per_buffer - 1 : 0)) {
       buffer =
           cta.shared + kBuffersAt + (quarter * kBuffers + stores++ % kBuffers) * kGemmBufferBytes;
@@ -333,13 +350,13 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
       store_piece(x, Dtype::f32, buffer, 0);
       __syncwarp();
       copy_out_transposed(p, tile, first_row, column, buffer);
-      continue;
+      return;
     }
     if (p.bias != nullptr) add_bias(x, p, tile, column);
     if (p.c != nullptr) add_c(x, p, tile, first_row + lane, column);
     store_piece(x, p.out_type, buffer, in_buffer * kPiece);
 
-    if (i + 1 < pieces && in_buffer != (backwards ? 0 : per_buffer - 1)) continue;
+    if (i + 1 < pieces && in_buffer != (backwards ? 0 : per_buffer - 1)) return;
     const u32 first_column = column - in_buffer * kPiece;
     if (p.d_by_map) {
       // 9.7.13.4: every lane's writes, before the copy reads them in the asynchronous proxy.
@@ -354,6 +371,31 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
       __syncwarp();
       copy_out(p, tile, first_row, first_column, per_buffer * kPiece, buffer);
     }
+  };
+
+  u32 sum[kHeld][kPiece];
+  const auto load = [&](u32(&to)[kPiece], u32 i) {
+    const u32 piece = backwards ? pieces - 1 - i : i;
+    if (i < pieces) ptx::tcgen05_ld_32x32b_x32(to, tensor + piece * kPiece);
+  };
+#pragma unroll
+  for (u32 h = 0; h < kHeld; ++h) load(sum[h], h);
+  // Where accumulators overlap, the next tile waits for nothing but these loads.
+  const u32 last_needed = kOverlap == 0 ? pieces - 1 : 0;
+  for (u32 first = 0; first < pieces; first += kHeld) {
+#pragma unroll
+    for (u32 h = 0; h < kHeld; ++h) {
+      const u32 i = first + h;
+      if (i >= pieces) break;
+      ptx::tcgen05_wait_ld(sum[h]);
+      if (i == last_needed) release(cta, source);
+      float x[kPiece];
+#pragma unroll
+      for (u32 j = 0; j < kPiece; ++j) x[j] = __fmul_rn(alpha, f32_of(sum[h][j]));
+      // Another piece is on its way while this one is finished.
+      load(sum[h], i + kHeld);
+      finish_piece(i, x);
+    }
   }
 }
 
@@ -363,10 +405,11 @@ __device__ void drain(const GemmParams& p, const Cta& cta) {
   for (auto tiles = cta.tiles(); tiles.more(); tiles.advance<true>()) {
     const Tile tile = tile_at<kVariant.step_k()>(p, tiles.index());
     if (tile.steps == 0) continue;
+    const float alpha = alpha_of(p, tile);
     wait<kGroup == 2>(cta.done(source.slot), source.parity);
     // 9.7.16.6.4: the tcgen05.ld below follow the MMAs whose end was awaited.
     ptx::tcgen05_fence_after_thread_sync();
-    finish(p, cta, tile, source.slot, stores);
+    finish(p, cta, tile, source.slot, alpha, stores);
     source.advance();
   }
   // Shared memory must outlive the stores that read it.

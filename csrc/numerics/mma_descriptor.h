@@ -17,15 +17,14 @@ JAX_FP4_FN u32 swizzle_64b(u32 address) { return address ^ (((address >> 7) & 3)
 
 enum class Swizzle : u8 { none = 0, span_128b = 2 };
 
-// `address`: of shared memory, a multiple of 16. `group_bytes`: from eight rows to the next eight.
-// Bits 13:0 and 45:32 are addresses divided by 16; bit 46 is always 1; the distance along K (29:16)
-// is not used by these layouts.
-JAX_FP4_FN u64 matrix_descriptor(u32 address, u32 group_bytes, Swizzle swizzle) {
-  return ((address & 0x3'FFFFu) >> 4) | static_cast<u64>(group_bytes >> 4) << 32 | 1ull << 46 |
-         static_cast<u64>(swizzle) << 61;
+// A matrix descriptor is 64 bits. The low word says where rows start: bits 13:0 are an address of shared
+// memory divided by 16; the distance along K (29:16) is not used by these layouts. To start further, also
+// inside of a swizzled row, one adds to the low word: nothing is carried over, since addresses end at 2^18.
+JAX_FP4_FN u32 descriptor_address(u32 bytes) { return bytes >> 4; }
+// The high word: from eight rows to the next eight, divided by 16, at 13:0; a 1 at 14; the swizzle at 31:29.
+JAX_FP4_FN u32 descriptor_layout(u32 group_bytes, Swizzle swizzle) {
+  return group_bytes >> 4 | 1u << 14 | static_cast<u32>(swizzle) << 29;
 }
-// What to add to a descriptor so that it starts `bytes` further, also inside a swizzled row.
-JAX_FP4_FN u64 descriptor_step(u32 bytes) { return bytes >> 4; }
 
 // Element types as kind mxf8f6f4 numbers them; kinds mxf4 and mxf4nvf4 know E2M1 only, as 1.
 JAX_FP4_FN u32 mma_element_code(Element element) {

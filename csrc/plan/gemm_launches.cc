@@ -203,11 +203,8 @@ Steps gemm_steps(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arr
   p.m = static_cast<u32>(plan.exchanged ? s.n : s.m);
   p.n = static_cast<u32>(plan.exchanged ? s.m : s.n);
   p.steps = plan.steps;
-  p.splits = plan.splits;
   p.split_steps = plan.split_steps;
-  p.tiles_m = plan.tiles_m;
-  p.tiles_n = plan.tiles_n;
-  p.strip = plan.strip;
+  p.raster = gemm_raster(plan.tiles_m, plan.tiles_n, plan.strip, plan.splits);
   p.transposed = plan.exchanged;
   p.out = whole ? arrays.out : parts;
   p.out_type = whole ? s.out : Dtype::f32;

@@ -80,8 +80,8 @@ FAULTS = {
         "kOverlap != 0 && source == 0", "false", ("race",), ("tcgen05.mma",), WIDE
     ),
     "an accumulator is released before its loads have ended": Fault(
-        "ptx::tcgen05_wait_ld(sum);\n    if (i + 1 == held) release(cta, source);",
-        "if (i + 1 == held) release(cta, source);\n    ptx::tcgen05_wait_ld(sum);",
+        "ptx::tcgen05_wait_ld(sum[h]);\n      if (i == last_needed) release(cta, source);",
+        "if (i == last_needed) release(cta, source);\n      ptx::tcgen05_wait_ld(sum[h]);",
         ("race",),
         ("tcgen05.mma",),
     ),
@@ -107,7 +107,12 @@ FAULTS = {
         ("tcgen05.alloc",),
     ),
     "half of the epilogue's arrivals release a pair's accumulator": Fault(
-        "kGroup * kEpilogueWarps", "kEpilogueWarps", ("race",), ("tcgen05.mma",), PAIR
+        # In one of the schedules two arrivals too many complete a phase that nobody sees.
+        "kGroup * kEpilogueWarps",
+        "kEpilogueWarps",
+        ("race", "divergence"),
+        ("tcgen05.mma", ""),
+        PAIR,
     ),
     "barriers of a pair are not visible to the other CTA": Fault(
         "  ptx::fence_mbarrier_init_release_cluster();",

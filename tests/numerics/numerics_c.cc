@@ -4,6 +4,7 @@
 // formats and layouts are passed as their numbers in the enumerations and in kFormats.
 #include <cstdint>
 
+#include "kernels/divisor.h"
 #include "numerics/block_scale.h"
 #include "numerics/hadamard.h"
 #include "numerics/mma_accumulate.h"
@@ -165,6 +166,10 @@ void mma_fp8_steps(int element_a, int element_b, const u8* a, const u8* b, const
   for (i64 i = 0; i < n; ++i)
     d[i] = mma_fp8_step(element_of(element_a), a + kFp8StepK * i, scale_a[i], element_of(element_b),
                         b + kFp8StepK * i, scale_b[i], c[i]);
+}
+
+void quotients(u32 d, const u32* x, u32* q, i64 n) {
+  for (i64 i = 0; i < n; ++i) q[i] = divisor(d).divide(x[i]);
 }
 
 }  // extern "C"

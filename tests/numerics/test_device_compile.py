@@ -52,8 +52,8 @@ KERNELS = {
       for (int j = 0; j < kHadamardSize; ++j) out[i] += bits_of(x[j]);""",
     "mma_descriptor.h": """
       const Element element = static_cast<Element>(in[i] % 5);
-      out[i] = static_cast<u32>(matrix_descriptor(in[i], 1024, Swizzle::span_128b) >> (i & 32));
-      out[i] += static_cast<u32>(descriptor_step(in[i])) + swizzle_128b(in[i]);
+      out[i] = descriptor_layout(in[i], Swizzle::span_128b);
+      out[i] += descriptor_address(in[i]) + swizzle_128b(in[i]);
       out[i] += instruction_descriptor_fp4(128, in[i] & 0xF8, BlockScale::ue8m0);
       out[i] += instruction_descriptor_mxf8f6f4(256, 64, element, element);
       out[i] += scale_bytes_at(in[i] & 3);""",

@@ -11,7 +11,7 @@ import numpy as np
 from jax_fp4 import sim
 from oracles import mma, pack, tables
 from support import device_kernels
-from support.gemm_params import Params, ReduceParams
+from support.gemm_params import Params, Raster, ReduceParams
 from support.repository import ROOT
 
 ELEMENT_BITS = {"e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}
@@ -423,13 +423,10 @@ class Run:
             m=p.m,
             n=p.n,
             steps=-(-4 * p.k // v.split_k),
-            splits=p.splits,
             split_steps=4 * p.split_span // v.split_k,
             batch_a=int(len(p.a.codes) > 1),
             batch_b=int(len(p.b.codes) > 1),
-            tiles_m=p.tiles_m,
-            tiles_n=p.tiles_n,
-            strip=p.strip,
+            raster=Raster.of(p.tiles_m, p.tiles_n, p.strip, p.splits),
             **self._shared_params(),
             out_type=DTYPES.index(out_type),
             element_a=ELEMENTS.index(p.a.element),

@@ -18,19 +18,18 @@ struct Tile {
 template <u32 kStepK>
 __device__ inline Tile tile_at(const GemmParams& p, u32 index) {
   Tile tile;
-  const u32 matrix_tiles = p.tiles_m * p.tiles_n;
-  tile.matrix = index / matrix_tiles;
-  const u32 in_matrix = index - tile.matrix * matrix_tiles;
-  const u32 strip_tiles = p.strip * p.tiles_n;
-  const u32 strip = in_matrix / strip_tiles;
-  const u32 in_strip = in_matrix - strip * strip_tiles;
-  const u32 first = strip * p.strip;
-  const u32 rows = p.tiles_m - first < p.strip ? p.tiles_m - first : p.strip;
-  tile.m = first + in_strip % rows;
-  tile.n = in_strip / rows;
+  const GemmRaster& r = p.raster;
+  tile.matrix = r.matrix_tiles.divide(index);
+  const u32 in_matrix = index - tile.matrix * r.matrix_tiles.value;
+  const u32 strip = r.strip_tiles.divide(in_matrix);
+  const u32 in_strip = in_matrix - strip * r.strip_tiles.value;
+  const u32 first = strip * r.strip.value;
+  const Divisor& rows = r.tiles_m - first < r.strip.value ? r.last_strip : r.strip;
+  tile.n = rows.divide(in_strip);
+  tile.m = first + in_strip - tile.n * rows.value;
 
-  tile.batch = tile.matrix / p.splits;
-  tile.first_step = (tile.matrix - tile.batch * p.splits) * p.split_steps;
+  tile.batch = r.splits.divide(tile.matrix);
+  tile.first_step = (tile.matrix - tile.batch * r.splits.value) * p.split_steps;
   const u32 left = p.steps - tile.first_step;
   tile.steps = left < p.split_steps ? left : p.split_steps;
   if (p.row_groups != nullptr) {

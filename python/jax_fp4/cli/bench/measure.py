@@ -76,8 +76,8 @@ class Case:
         unit: of the rates.
         work: units in a call.
         flops: in a call.
-        peers: (name, function that makes the peer); one that raises does not run, and its row says
-            why. Ours are not excused.
+        peers: (name, function that makes the peer). One that raises there or in its first calls does
+            not run, and a `Skipped` says why.
     """
 
     op: str
@@ -153,14 +153,17 @@ class Probes:
 @dataclasses.dataclass
 class _Samples:
     seconds: list[float] = dataclasses.field(default_factory=list)
+    cpu_seconds: list[float] = dataclasses.field(default_factory=list)
     matmul: list[float] = dataclasses.field(default_factory=list)
     copy: list[float] = dataclasses.field(default_factory=list)
 
 
-def _timed(peer: Peer, arguments: tuple[Any, ...]) -> tuple[float, Any]:
-    begin = time.perf_counter()
+def _timed(peer: Peer, arguments: tuple[Any, ...]) -> tuple[float, float, Any]:
+    """(wall seconds, processor seconds of all threads, result) of one call."""
+    cpu_begin, begin = time.process_time(), time.perf_counter()
     result = jax.block_until_ready(peer.call(*arguments))
-    return time.perf_counter() - begin, result
+    elapsed = time.perf_counter() - begin
+    return elapsed, time.process_time() - cpu_begin, result
 
 
 def run_case(
@@ -211,6 +214,7 @@ def run_case(
     left = seconds - (time.perf_counter() - begin)
     count = rounds or max(LEAST_ROUNDS, min(MOST_ROUNDS, int(left / estimate)))
     samples = {peer.name: _Samples() for peer in peers}
+    unreadable: dict[str, str] = {}
     interrupted = False
     try:
         for turn in range(count):
@@ -220,10 +224,14 @@ def run_case(
                 arguments = jax.block_until_ready(peer.arguments(index))
                 kept = samples[peer.name]
                 matmul, copy = probes.matmul(), probes.copy()
-                elapsed, result = _timed(peer, arguments)
-                peer.check.take(index, result)
+                elapsed, cpu, result = _timed(peer, arguments)
+                try:
+                    peer.check.take(index, result)
+                except Exception as error:  # of another shape or type than was promised
+                    unreadable[peer.name] = f"WRONG: {type(error).__name__}: {error}"
                 kept.matmul.append(matmul)
                 kept.copy.append(copy)
+                kept.cpu_seconds.append(cpu)
                 kept.seconds.append(elapsed)
                 del arguments, result
             progress(turn + 1, count)
@@ -233,11 +241,14 @@ def run_case(
         kept = samples[peer.name]
         if not kept.seconds:
             continue
-        correct, verdict = peer.check.verdict()
+        correct, verdict = (
+            (False, unreadable[peer.name]) if peer.name in unreadable else peer.check.verdict()
+        )
+        done = len(kept.seconds)
         yield Measured(
             case.op, case.case, case.shape, peer.name, peer.ours, probes.cores, case.unit,
             case.work, case.flops, peer.bytes, tuple(kept.seconds),
-            tuple(kept.matmul[: len(kept.seconds)]), tuple(kept.copy[: len(kept.seconds)]),
+            tuple(kept.cpu_seconds[:done]), tuple(kept.matmul[:done]), tuple(kept.copy[:done]),
             verdict, correct,
         )  # fmt: skip
     if interrupted:

@@ -32,6 +32,7 @@ class Measured:
         flops: in a call.
         bytes: that have to move at least: operands and results once.
         seconds: wall time of every timed call.
+        cpu_seconds: processor time of all threads of the process in each of them.
         matmul_flops: FLOP/s of the matmul probe right before each call, on all cores.
         copy_bytes: bytes/s, read and written, of the copy probe right before each call.
         verdict: what the check of all these calls' results says.
@@ -49,6 +50,7 @@ class Measured:
     flops: float
     bytes: float
     seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
     matmul_flops: tuple[float, ...]
     copy_bytes: tuple[float, ...]
     verdict: str

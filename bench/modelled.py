@@ -10,6 +10,7 @@ kernels; NVIDIA's own is there if nvidia-cutlass-dsl and torch are installed, Tr
 
 import argparse
 import dataclasses
+import re
 import sys
 from pathlib import Path
 
@@ -67,6 +68,24 @@ def gemm(
     problem = Problem(variant, operand(m, k, variant.block), operand(n, k, variant.block), out)
     module = machine.load(gemm_ptx(variant, stages))
     return gemm_kernels.Run(problem, machine, module).launch()
+
+
+def planned_gemm(plan: dict[str, object], m: int, n: int, k: int) -> list[sim.Report]:
+    """The launches that a plan (`python -m jax_fp4 plan`) makes of one product, bf16 out."""
+    rows, columns = re.fullmatch(r"gemm_sm100_nvfp4_(\d+)x(\d+)", str(plan["kernel"])).groups()
+    variant = Variant("nvfp4", int(rows) // 128, int(columns))
+    a, b = (n, m) if plan["exchanged"] else (m, n)
+    problem = Problem(
+        variant,
+        operand(a, k, variant.block),
+        operand(b, k, variant.block),
+        "bf16",
+        splits=int(str(plan["splits"])),
+        transposed=bool(plan["exchanged"]),
+    )
+    machine = sim.Machine("100a", costs=MODEL)
+    run = gemm_kernels.Run(problem, machine, machine.load(gemm_ptx(variant, None)))
+    return machine.run(run.prepare())
 
 
 def triton_gemm(m: int, n: int, k: int) -> sim.Report:

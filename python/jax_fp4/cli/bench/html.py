@@ -85,7 +85,7 @@ def modelled_table(rows: Sequence[Modelled]) -> str:
     lines = [
         f"<tr>{_cells((row.op, row.shape, row.chip, row.kernel), 0)}"
         f"{_cells(table.modelled_cells(row), 5)}<td>{escape(row.note)}</td></tr>"
-        for row in rows
+        for row in table.only(Modelled, rows)
     ]
     return f"<table>{_heads(heads)}<tbody>{''.join(lines)}</tbody></table>"
 

@@ -94,6 +94,7 @@ def run(spec: dict[str, Any], cpus: list[int], progress: Progress) -> Iterator[r
         if process.poll() is None:
             process.kill()
             process.wait()
+        process.stdout.close()
     if interrupted:
         raise KeyboardInterrupt
     if status:

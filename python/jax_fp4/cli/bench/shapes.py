@@ -106,7 +106,7 @@ class Block:
     def label(self) -> str:
         """What tables call it."""
         cut = "" if self.tokens == self.full_tokens else f" of {self.full_tokens}"
-        return f"{self.model} {self.width}x{self.hidden}, {self.tokens} tokens{cut}"
+        return f"{self.model} {self.width}x{self.hidden}, {self.tokens} tokens{cut}".strip()
 
     @property
     def weights(self) -> int:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from jax_fp4.cli.bench.records import Measured, Modelled, Skipped
 
 
-def only_measured(rows: Iterable[Measured]) -> list[Measured]:
+_Row = TypeVar("_Row")
+
+
+def only(kind: type[_Row], rows: Iterable[_Row]) -> list[_Row]:
     """The rows.
 
     Raises:
-        TypeError: if one of them was not measured.
+        TypeError: if one of them is of another kind: `Modelled` among `Measured`, or the reverse.
     """
     rows = list(rows)
     for row in rows:
-        if not isinstance(row, Measured):
-            raise TypeError(f"a measured column was given {type(row).__name__}: {row}")
+        if not isinstance(row, kind):
+            column = kind.__name__.lower()
+            raise TypeError(f"a {column} column was given {type(row).__name__}: {row}")
     return rows
 
 
@@ -57,7 +62,7 @@ def ceilings(rows: Sequence[Measured]) -> str:
 
 def questions(rows: Iterable[Measured]) -> list[list[Measured]]:
     """Rows that answer the same question, together, ours first."""
-    rows = only_measured(rows)
+    rows = only(Measured, rows)
     order = {question: i for i, question in enumerate(dict.fromkeys(r.question for r in rows))}
     rows = sorted(rows, key=lambda row: (order[row.question], not row.ours))
     return [list(group) for _, group in itertools.groupby(rows, lambda row: row.question)]
@@ -100,8 +105,6 @@ MODELLED_HEADINGS = (
 
 def modelled_cells(row: Modelled) -> list[str]:
     """Time, rate, use of the tensor cores, traffic; and the counted warp instructions."""
-    if not isinstance(row, Modelled):
-        raise TypeError(f"a modelled column was given {type(row).__name__}: {row}")
     rate = row.modelled_flops / row.modelled_seconds / 1e12
     return [
         f"{row.modelled_seconds * 1e6:.1f}",
@@ -114,6 +117,7 @@ def modelled_cells(row: Modelled) -> list[str]:
 
 def modelled_text(rows: Sequence[Modelled]) -> str:
     """The table of modelled figures, which says so in every heading."""
+    rows = only(Modelled, rows)
     lines = ["\nModelled by the PTX machine, measured by nobody"]
     lines.append(f"  {'':58}" + "".join(f"{h:>22}" for h in MODELLED_HEADINGS))
     for row in rows:

@@ -42,9 +42,7 @@ def cases(
     text = DEFAULT_SHAPES[op] if shape_list is None else shape_list
     tokens = tokens or (shapes.TOKENS if gpu else TOKENS[op])
     if op == "layer":
-        return [
-            (b.label, lambda b=b: layers.layer(b)) for b in shapes.blocks(text, tokens)
-        ]  # fmt: skip
+        return [(b.label, lambda b=b: layers.layer(b)) for b in shapes.blocks(text, tokens)]
     found = shapes.products(text, tokens)
     if op == "gemm":
         return [(p.label, lambda p=p: products.gemm(p)) for p in found]
@@ -102,9 +100,9 @@ def measure(
             continue
 
         def report(done: int, of: int, number: int = number, name: str = name) -> None:
-            progress(name, (number + done / of) / len(todo))
+            progress(f"{name}, round {done} of {of}", (number + done / of) / len(todo))
 
-        report(0, 1)
+        progress(f"{name}, first calls", number / len(todo))
         yield from run_case(make(), probes, left / (len(todo) - number), rounds, report)
 
 

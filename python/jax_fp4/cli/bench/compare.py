@@ -5,17 +5,22 @@ times of two runs say nothing by themselves. What can be compared is how long ou
 peers that took turns with it; and since *their* code is the same in both runs, how much they seem
 to change beside one another is the noise, measured rather than assumed.
 
-For a peer p of a question with controls C (peers that are not ours, right in both runs):
+For a peer p of a question with controls C (peers that are not ours, right in both runs), and for
+wall time and processor time each:
 
     r[t]  = log seconds of p in round t, less the mean of those of C without p in that round
-    D     = median of r, new run, less the median of r, old run
+    D     = trimmed mean of r in the new run, less that in the old run
     noise = sqrt(own^2 + between^2)
             own      standard error of D, from the scatter of r within the two runs
             between  what the D of all controls of all questions scatter beyond their own errors
 
-A change is reported where |D| > max(`LEAST`, q noise), with q from Student's t for as many degrees
-of freedom as there are controls, at a level of `LEVEL` for all rows together: one in twenty reports
-on equal code has a false line.
+A change is reported where |D| > max(log(1 + `LEAST`), q noise) by either clock, with q from
+Student's t for as many degrees of freedom as there are controls, at a level of `LEVEL` for all rows
+and both clocks together: one in twenty reports on equal code has a false line.
+
+Processor time, of all threads of a call, is the sharper clock where other programs take turns on
+the same cores, which stretches wall time by whole time slices. What only wall time shows is work
+that no longer runs in parallel. On a GPU there is wall time only.
 """
 
 from __future__ import annotations
@@ -32,8 +37,11 @@ from jax_fp4.cli.bench.records import Measured
 LEAST = 0.02  # a smaller change is none, however small the noise
 LEVEL = 0.05  # of any false report in a whole run
 INTERESTING = 0.10  # a noise that would hide this much is worth a warning
-# Median over mean, as estimators of the middle of normal samples.
-_MEDIAN_ERROR = math.sqrt(math.pi / 2)
+_TRIM = 0.2  # of the samples at either end, which a neighbour may have stretched
+_CLOCKS = ("seconds", "cpu_seconds")
+
+
+_Rows = dict[str, Measured]  # of one question, by peer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,33 +86,36 @@ def student_t(level: float, freedom: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Shift:
-    """D of a peer, and its own standard error."""
+    """D of a peer by one clock, and its own standard error."""
 
     value: float
     error: float
 
 
-def _logs(rows: dict[str, Measured], peers: Sequence[str]) -> np.ndarray:
-    """Log seconds [peers, rounds] of the rounds that all of them have."""
-    rounds = min(len(rows[peer].seconds) for peer in peers)
-    return np.log(np.array([rows[peer].seconds[:rounds] for peer in peers]))
+def _middle(x: np.ndarray) -> tuple[float, float]:
+    """Trimmed mean of samples and its standard error (from winsorized samples: Tukey, Yuen)."""
+    ordered = np.sort(x)
+    cut = int(_TRIM * x.size)
+    kept = ordered[cut : x.size - cut]
+    winsorized = np.clip(ordered, kept[0], kept[-1])
+    if x.size < 2:
+        return float(kept.mean()), 0.0
+    return float(kept.mean()), float(winsorized.std(ddof=1)) / ((1 - 2 * _TRIM) * x.size**0.5)
 
 
-def _shift(
-    peer: str, controls: Sequence[str], old: dict[str, Measured], new: dict[str, Measured]
-) -> _Shift:
-    medians, errors = [], []
-    for rows in (old, new):
-        logs = _logs(rows, [peer, *controls])
-        relative = logs[0] - logs[1:].mean(axis=0)
-        medians.append(float(np.median(relative)))
-        spread = float(np.median(np.abs(relative - medians[-1]))) * 1.4826
-        errors.append(_MEDIAN_ERROR * spread / math.sqrt(relative.size))
-    return _Shift(medians[1] - medians[0], math.hypot(*errors))
+def _shift(clock: str, peer: str, controls: Sequence[str], runs: Sequence[_Rows]) -> _Shift:
+    middles = []
+    for rows in runs:
+        samples = [getattr(rows[name], clock) for name in (peer, *controls)]
+        rounds = min(map(len, samples))  # the last one may be incomplete after Ctrl-C
+        logs = np.log(np.maximum([row[:rounds] for row in samples], 1e-9))
+        middles.append(_middle(logs[0] - logs[1:].mean(axis=0)))
+    (old, old_error), (new, new_error) = middles
+    return _Shift(new - old, math.hypot(old_error, new_error))
 
 
 def compare(old: Sequence[Measured], new: Sequence[Measured]) -> list[Change]:
-    """How every row of ours that is in both runs has changed.
+    """How every row of ours has changed.
 
     Args:
         old: the older run's rows.
@@ -113,36 +124,43 @@ def compare(old: Sequence[Measured], new: Sequence[Measured]) -> list[Change]:
     Returns:
         A change for each row of ours of the new run, in its order.
     """
-    before: dict[tuple[str, str, str, int], dict[str, Measured]] = {}
-    after: dict[tuple[str, str, str, int], dict[str, Measured]] = {}
-    for rows, found in ((old, before), (new, after)):
-        for row in rows:
-            found.setdefault(row.question, {})[row.peer] = row
-    shifts: list[tuple[Measured, _Shift | str]] = []
-    control_shifts: list[_Shift] = []
+    before, after = _by_question(old), _by_question(new)
+    shifts: list[tuple[Measured, dict[str, _Shift] | str]] = []
+    controls_shifts: dict[str, list[_Shift]] = {clock: [] for clock in _CLOCKS}
     for question, rows in after.items():
         earlier = before.get(question, {})
-        common = [p for p, row in rows.items() if p in earlier and row.correct and earlier[p].correct]
-        controls = [peer for peer in common if not rows[peer].ours]
-        if len(controls) > 2:
+        runs = (earlier, rows)
+        clocks = _CLOCKS if question[-1] else _CLOCKS[:1]
+        right = [p for p in rows if p in earlier and rows[p].correct and earlier[p].correct]
+        controls = [peer for peer in right if not rows[peer].ours]
+        for clock in clocks if len(controls) > 2 else ():
             for peer in controls:
                 others = [other for other in controls if other != peer]
-                control_shifts.append(_shift(peer, others, earlier, rows))
+                controls_shifts[clock].append(_shift(clock, peer, others, runs))
         for peer, row in rows.items():
             if not row.ours:
                 continue
             if peer not in earlier:
                 shifts.append((row, "not in the older run"))
-            elif peer not in common:
+            elif peer not in right:
                 shifts.append((row, "wrong results"))
             elif not controls:
                 shifts.append((row, "no peer to compare beside"))
             else:
-                shifts.append((row, _shift(peer, controls, earlier, rows)))
-    between = _between(control_shifts)
-    tests = sum(isinstance(shift, _Shift) for _, shift in shifts)
-    quantile = student_t(LEVEL / max(tests, 1), max(len(control_shifts), 2))
-    return [_change(row, shift, between, quantile) for row, shift in shifts]
+                found = {clock: _shift(clock, peer, controls, runs) for clock in clocks}
+                shifts.append((row, found))
+    between = {clock: _between(found) for clock, found in controls_shifts.items()}
+    tests = sum(len(found) for _, found in shifts if isinstance(found, dict))
+    freedom = max(2, *map(len, controls_shifts.values()))
+    quantile = student_t(LEVEL / max(tests, 1), freedom)
+    return [_change(row, found, between, quantile) for row, found in shifts]
+
+
+def _by_question(rows: Sequence[Measured]) -> dict[tuple[str, str, str, int], _Rows]:
+    found: dict[tuple[str, str, str, int], _Rows] = {}
+    for row in rows:
+        found.setdefault(row.question, {})[row.peer] = row
+    return found
 
 
 def _between(shifts: Sequence[_Shift]) -> float:
@@ -153,15 +171,25 @@ def _between(shifts: Sequence[_Shift]) -> float:
     return math.sqrt(max(0.0, total - statistics.fmean(shift.error**2 for shift in shifts)))
 
 
-def _change(row: Measured, shift: _Shift | str, between: float, quantile: float) -> Change:
+def _change(
+    row: Measured, found: dict[str, _Shift] | str, between: dict[str, float], quantile: float
+) -> Change:
     op = f"{row.op}, {row.case}" if row.case else row.op
-    if isinstance(shift, str):
-        return Change(op, row.shape, row.peer, math.nan, math.nan, shift)
-    least = max(math.log1p(LEAST), quantile * math.hypot(shift.error, between))
+    if isinstance(found, str):
+        return Change(op, row.shape, row.peer, math.nan, math.nan, found)
+    least = {
+        clock: max(math.log1p(LEAST), quantile * math.hypot(shift.error, between[clock]))
+        for clock, shift in found.items()
+    }
+    # The clock that shows a change most clearly, or else the sharper one.
+    clearest = max(found, key=lambda clock: abs(found[clock].value) / least[clock])
+    changed = abs(found[clearest].value) > least[clearest]
+    clock = clearest if changed else min(least, key=lambda clock: least[clock])
     verdict = "no change"
-    if abs(shift.value) > least:
-        verdict = "slower" if shift.value > 0 else "faster"
-    return Change(op, row.shape, row.peer, math.exp(-shift.value), math.expm1(least), verdict)
+    if changed:
+        verdict = "slower" if found[clock].value > 0 else "faster"
+    speed = math.exp(-found[clock].value)
+    return Change(op, row.shape, row.peer, speed, math.expm1(least[clock]), verdict)
 
 
 def text(changes: Sequence[Change]) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 from jax_fp4 import _native
 from jax_fp4.cli.bench.records import Measured, Skipped
 
-LEAST_ROUNDS, MOST_ROUNDS = 5, 25
+LEAST_ROUNDS, MOST_ROUNDS = 5, 60
 _PROBE_SECONDS = 0.01
 _BLAS_SIZE = 384  # three matrices of 0.6 MB: they stay in a core's caches
 _EVICT_AT_MOST = 256 << 20  # bytes; the last-level cache of a server may be shared and larger

@@ -97,8 +97,9 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-bench: $(VENV)/.installed
-	$(BIN)/python -m jax_fp4 bench $(ARGS)
+# Beside the implementations of others; table, plots and report.html come to out/bench.
+bench: $(VENV)/.bench
+	$(BIN)/python -m jax_fp4 bench --report out/bench $(ARGS)
 
 # A wheel with all kernel images, tried in an environment without a compiler.
 wheel: $(VENV)/.python-$(PYTHON_VERSION)
@@ -125,6 +126,12 @@ $(VENV)/.installed: $(VENV)/.python-$(PYTHON_VERSION) $(NATIVE_SOURCES)
 $(VENV)/.test: $(VENV)/.installed pyproject.toml
 	$(BIN)/python .ci/requirements test > $(VENV)/test.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/test.txt
+	touch $@
+
+# The peers that `make bench` measures, and what draws its plots.
+$(VENV)/.bench: $(VENV)/.installed pyproject.toml
+	$(BIN)/python .ci/requirements bench > $(VENV)/bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $(VENV)/bench.txt
 	touch $@
 
 # Compilers and kernels of others that only `make test-foreign` needs.

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_fp4.cli.bench import products, quantizers, shapes, table
+from jax_fp4.cli.bench import dots, gemm, quantizers, shapes, table
+from jax_fp4.cli.bench.inputs import Inputs
 from jax_fp4.cli.bench.measure import Case, Peer, Probes, run_case
 from jax_fp4.cli.bench.records import Measured, Skipped
 
@@ -119,7 +120,7 @@ def test_a_product_that_cheats_is_found_wrong_and_gets_no_figure(
     cheat: Callable[[Peer], Call], probes: Probes
 ) -> None:
     """Whatever is left out or taken from elsewhere; and then no rate and no ratio is shown."""
-    record = measure(products.gemm(GEMM), "jax_fp4 NVFP4 -> f32", cheat, probes)
+    record = measure(gemm.gemm(GEMM), "jax_fp4 NVFP4 -> f32", cheat, probes)
     assert not record.correct
     assert record.verdict.startswith("WRONG")
     assert table.cells(record, record)[:-1] == ["-"] * 5
@@ -127,8 +128,8 @@ def test_a_product_that_cheats_is_found_wrong_and_gets_no_figure(
 
 def test_a_product_of_unquantized_operands_is_found_wrong(probes: Probes) -> None:
     """A call that claims NVFP4 operands has to return their product, not that of the originals."""
-    case = products.gemm(GEMM)
-    inputs = products.Inputs(GEMM)  # the same numbers: they depend on shape and input set only
+    case = gemm.gemm(GEMM)
+    inputs = Inputs(GEMM)  # the same numbers: they depend on shape and input set only
     samples = iter(range(100))
 
     def exact(peer: Peer) -> Call:
@@ -158,7 +159,7 @@ def test_a_dot_that_skips_quantization_is_found_too_exact(backward: bool, probes
         return both if backward else product
 
     for name in ("jax_fp4 NVFP4", "jax_fp4 MXFP8"):
-        record = measure(products.dot(GEMM, backward), name, exact, probes)
+        record = measure(dots.dot(GEMM, backward), name, exact, probes)
         assert not record.correct
         assert "more exact than the format" in record.verdict
 
@@ -178,7 +179,7 @@ def test_every_gradient_is_looked_at(cheat: str, output: int, probes: Probes) ->
 
         return call
 
-    record = measure(products.dot(GEMM, backward=True), "jax_fp4 NVFP4", one, probes)
+    record = measure(dots.dot(GEMM, backward=True), "jax_fp4 NVFP4", one, probes)
     assert not record.correct
     assert f"output {output}" in record.verdict
 
@@ -220,9 +221,9 @@ def test_a_quantizer_that_writes_too_little_is_found_wrong(probes: Probes) -> No
 @pytest.mark.parametrize(
     "case",
     [
-        lambda: products.gemm(GEMM),
-        lambda: products.dot(GEMM, backward=False),
-        lambda: products.dot(GEMM, backward=True),
+        lambda: gemm.gemm(GEMM),
+        lambda: dots.dot(GEMM, backward=False),
+        lambda: dots.dot(GEMM, backward=True),
         lambda: quantizers.quantize(128, 256, 8192),
     ],
     ids=["gemm", "forward", "backward", "quantize"],

@@ -7,6 +7,7 @@ and equal code differs by half a percent from process to process.
 """
 
 import dataclasses
+import itertools
 import math
 import os
 import subprocess
@@ -93,7 +94,7 @@ def test_lost_parallelism_is_seen_by_the_wall_clock() -> None:
 
 
 def test_noise_that_peers_show_is_not_taken_for_a_change() -> None:
-    """Where equal code differs by 10 % from process to process, 10 % is no change, and it says so."""
+    """Where equal code differs by 10 % from process to process, 10 % is none, and it says so."""
     false, blind = 0, 0
     for seed in range(RUNS):
         changes = compare.compare(
@@ -141,7 +142,7 @@ def test_real_runs_of_equal_code_and_of_a_slower_one(tmp_path: Path) -> None:
 
     equal = [run(number, 1.0) for number in range(11)]
     slower = [run(100 + number, 1.1) for number in range(10)]
-    clean = [compare.compare(old, new) for old, new in zip(equal, equal[1:], strict=False)]
+    clean = [compare.compare(old, new) for old, new in itertools.pairwise(equal)]
     seen = [compare.compare(old, new) for old, new in zip(equal, slower, strict=False)]
     print("\n" + "\n".join(compare.text(changes) for changes in (*clean, *seen)))
     assert sum({c.verdict for c in changes} == {"no change"} for changes in clean) >= 9

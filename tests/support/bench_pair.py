@@ -18,7 +18,7 @@ def main(factor: float, rounds: int, path: Path) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before jax starts its threads
     import jax
 
-    from jax_fp4.cli.bench import products, records, shapes
+    from jax_fp4.cli.bench import gemm, records, shapes
     from jax_fp4.cli.bench.measure import Peer, Probes, run_case
 
     def slower(peer: Peer) -> Peer:
@@ -32,7 +32,7 @@ def main(factor: float, rounds: int, path: Path) -> None:
 
         return dataclasses.replace(peer, call=call)
 
-    case = products.gemm(shapes.Product("", "", 64, 1024, 1024, 64))
+    case = gemm.gemm(shapes.Product("", "", 64, 1024, 1024, 64))
     peers = [
         (name, (lambda make=make: slower(make())) if name == ROW else make)
         for name, make in case.peers

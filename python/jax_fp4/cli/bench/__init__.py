@@ -1,8 +1,9 @@
 """``python -m jax_fp4 bench``: this package beside its peers, in one run.
 
-    shapes.py      what is measured, by name        products.py    gemm and dot
-    measure.py     the protocol                     quantizers.py  quantize
-    check.py       were the results right?          layers.py      a transformer block
+    shapes.py      what is measured, by name        gemm.py        products of quantized operands
+    measure.py     the protocol                     dots.py        quantization and product
+    check.py       were the results right?          quantizers.py  quantization alone
+    inputs.py      operands                         layers.py      a transformer block
     worker.py      the measuring process            runner.py      starts it
     records.py     what is kept                     compare.py     two runs
     table.py, plots.py, html.py                     modelled.py    the PTX machine's cycle model
@@ -43,12 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=_MINUTES, help="for everything")
     parser.add_argument("--rounds", type=int, help="samples of each peer, whatever they take")
     parser.add_argument("--out", type=Path, help="write every sample as JSON lines to this file")
-    parser.add_argument("--report", type=Path, help="write table, plots and report into this folder")
+    parser.add_argument("--report", type=Path, help="write table, plots and report to this folder")
     parser.add_argument("--compare", type=Path, help="say what changed since that --out file")
     parser.add_argument(
         "--modelled", action="store_true", help="add the PTX machine's figures for GPU kernels"
     )
-    parser.add_argument("--platform", choices=("cpu", "gpu"), help="(default: a GPU if JAX has one)")
+    parser.add_argument("--platform", choices=("cpu", "gpu"), help="(default: gpu if JAX has one)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
 
 
@@ -65,7 +66,7 @@ def _problem(args: argparse.Namespace, cores: list[int], available: int) -> str 
             return f"--{name}: expected more than 0, got {value}"
     for count in cores:
         if not 1 <= count <= available:
-            return f"--cores: expected 1 to {available}, the processors of this machine; got {count}"
+            return f"--cores: expected 1 to {available}, as this machine has; got {count}"
     if args.report is not None and importlib.util.find_spec("matplotlib") is None:
         return "--report needs matplotlib for its plots: pip install 'jax-fp4[bench]'"
     try:
@@ -92,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
 
         return worker.run(json.loads(args.worker))
     has_affinity = hasattr(os, "sched_getaffinity")
-    available = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
+    available = (
+        sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
+    )
     cores = args.cores or [len(available)]
     problem = _problem(args, cores, len(available))
     old: list[records.Measured] = []
@@ -135,10 +138,8 @@ def _run(args: argparse.Namespace, runs: list[list[int]], old: list[records.Meas
     for row in wrong:
         print(f"bench: {table.title(row)}: {row.peer}: {row.verdict}", file=sys.stderr)
     # A peer may be missing. Ours may not, unless there was no time for it.
-    failed = [
-        r for r in found
-        if isinstance(r, records.Skipped) and r.peer.startswith("jax_fp4") and "--minutes" not in r.reason
-    ]  # fmt: skip
+    skipped = [record for record in found if isinstance(record, records.Skipped)]
+    failed = [s for s in skipped if s.peer.startswith("jax_fp4") and "--minutes" not in s.reason]
     for skip in failed:
         print(f"bench: {skip.op} {skip.shape}: {skip.peer}: {skip.reason}", file=sys.stderr)
     return status or int(bool(wrong or failed))

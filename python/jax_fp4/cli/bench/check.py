@@ -192,7 +192,7 @@ class Oracle:
             a, b = self._operands(index)
             rows, columns = self.places(index)
             picked = b.decode(columns).astype(np.float64)
-            m, n = self.shape
+            n = self.shape[1]
             self._parts[index] = Parts(
                 rows, columns, np.empty((len(rows), n)), picked @ a.T.astype(np.float64),
                 np.empty((len(rows), n)), np.abs(picked) @ np.abs(a.T).astype(np.float64),

@@ -111,14 +111,12 @@ def page(records: Sequence[Record], changes: Sequence[Any] | None = None) -> str
     parts = [
         "<h1>jax_fp4 bench</h1>",
         '<p class="note">Medians of single calls; peers took turns, every call had new inputs, and '
-        "every result was checked. Roofline: the least time that the two probes of the same minutes "
+        "every result was checked. Roofline: the least time that both probes of the same minutes "
         "allow, over the median. A click on a heading sorts.</p>",
     ]
     wrong = [row for row in rows if not row.correct]
     if wrong:
-        parts.append(
-            f"<p><strong>{len(wrong)} rows have wrong results and no figure.</strong></p>"
-        )
+        parts.append(f"<p><strong>{len(wrong)} rows have wrong results and no figure.</strong></p>")
     if rows:
         parts += ["<h2>Measured</h2>", measured_table(rows)]
     if changes is not None:

@@ -16,8 +16,8 @@ import numpy as np
 import jax_fp4
 from jax_fp4.cli import transformer
 from jax_fp4.cli.bench.check import Claim, Oracle, Parts, ProductCheck
+from jax_fp4.cli.bench.dots import qwix_dot
 from jax_fp4.cli.bench.measure import Case, Peer
-from jax_fp4.cli.bench.products import qwix_dot
 from jax_fp4.cli.bench.shapes import Block
 
 # Of a block's outputs and gradients, the largest: its products follow one another.

@@ -76,8 +76,8 @@ class Case:
         unit: of the rates.
         work: units in a call.
         flops: in a call.
-        peers: (name, function that makes the peer). One that raises there or in its first calls does
-            not run, and a `Skipped` says why.
+        peers: (name, function that makes the peer). One that raises there or in its first calls
+            does not run, and a `Skipped` says why.
     """
 
     op: str
@@ -188,7 +188,7 @@ def run_case(
     """
     begin = time.perf_counter()
     peers: list[Peer] = []
-    estimate, fresh = 0.0, 0
+    estimate, latest, fresh = 0.0, 0.0, 0
     for name, make in case.peers:
         try:
             peer = make()

@@ -34,8 +34,8 @@ def _tools() -> ModuleType:
     path = Path(__file__).resolve().parents[4] / "bench" / "modelled.py"
     if not path.is_file():
         raise Unavailable(
-            "--modelled needs a checkout of the repository: it compiles csrc/kernels with NVRTC and "
-            "runs them with what the tests use, and an installed package has neither"
+            "--modelled needs a checkout of the repository: it compiles csrc/kernels with NVRTC "
+            "and runs them with what the tests use, and an installed package has neither"
         )
     spec = importlib.util.spec_from_file_location("jax_fp4_bench_modelled", path)
     assert spec is not None and spec.loader is not None

@@ -13,8 +13,8 @@ import numpy as np
 import jax_fp4
 from jax_fp4.cli.bench import check
 from jax_fp4.cli.bench.check import QuantizeCheck
+from jax_fp4.cli.bench.inputs import optional
 from jax_fp4.cli.bench.measure import Case, Peer
-from jax_fp4.cli.bench.products import optional
 
 _NOTHING = np.zeros(0)
 
@@ -89,6 +89,10 @@ def quantize(rows: int, columns: int, full_rows: int) -> Case:
         call = functools.partial(module.quantize, qtype="nvfp4", tiled_axes={1: 16})
         return peer(name, call, decode, high=0.4)  # it has no tensor scale
 
+    def by_jnp(result: Any, picked: np.ndarray) -> list[Any]:
+        packed, scales, tensor = result
+        return [_decoded(packed, scales, tensor, picked, limited=False)]
+
     peers: list[tuple[str, Callable[[str], Peer]]] = [
         (
             "jax_fp4.quantize",
@@ -102,9 +106,7 @@ def quantize(rows: int, columns: int, full_rows: int) -> Case:
         ),
         (
             "jnp, compare and pack",
-            lambda name: peer(
-                name, jnp_nvfp4, lambda r, picked: [_decoded(*r, picked, limited=False)]
-            ),
+            lambda name: peer(name, jnp_nvfp4, by_jnp),
         ),
         ("qwix nvfp4", qwix),
     ]

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from jax_fp4.cli.bench.records import Measured, Modelled, Skipped
 
-
 _Row = TypeVar("_Row")
 
 

@@ -37,7 +37,7 @@ def cases(
     Raises:
         ValueError: for a shape that is none.
     """
-    from jax_fp4.cli.bench import layers, products, quantizers
+    from jax_fp4.cli.bench import dots, gemm, layers, quantizers
 
     text = DEFAULT_SHAPES[op] if shape_list is None else shape_list
     tokens = tokens or (shapes.TOKENS if gpu else TOKENS[op])
@@ -45,12 +45,12 @@ def cases(
         return [(b.label, lambda b=b: layers.layer(b)) for b in shapes.blocks(text, tokens)]
     found = shapes.products(text, tokens)
     if op == "gemm":
-        return [(p.label, lambda p=p: products.gemm(p)) for p in found]
+        return [(p.label, lambda p=p: gemm.gemm(p)) for p in found]
     if op == "quantize":  # the activations, of which several products may take the same
         matrices = dict.fromkeys((p.m, p.k, p.full_m) for p in found)
         return [(f"{m}x{k}", lambda x=(m, k, f): quantizers.quantize(*x)) for m, k, f in matrices]
     return [
-        (p.label, lambda p=p, b=backward: products.dot(p, b))
+        (p.label, lambda p=p, b=backward: dots.dot(p, b))
         for p in found
         for backward in ((False, True) if p.m >= _LEAST_ROWS_BACKWARD else (False,))
     ]

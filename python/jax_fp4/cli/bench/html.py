@@ -11,11 +11,12 @@ from jax_fp4.cli.bench import plots, table
 from jax_fp4.cli.bench.records import Conditions, Measured, Modelled, Record, Skipped
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #1d2329; max-width: 76rem; margin: 2rem auto;
+body { font: 15px/1.45 system-ui, sans-serif; color: #1d2329; max-width: 92rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: 13px; width: 100%; }
 th, td { text-align: left; padding: .28rem .6rem; border-bottom: 1px solid #e3e6ea; }
+table.sortable td { white-space: nowrap; }
 th { background: #f4f6f8; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 table.sortable th { cursor: pointer; position: sticky; top: 0; white-space: nowrap; }
 table.sortable th::after { content: " \\2195"; color: #9aa3ad; }

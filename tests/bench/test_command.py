@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from jax_fp4.cli import main
-from jax_fp4.cli.bench import records
+from jax_fp4.cli.bench import compare, records
 from jax_fp4.cli.bench.records import Conditions, Measured, Modelled
 
 COMMAND = [sys.executable, "-m", "jax_fp4", "bench"]
 
 
-def test_a_run_leaves_samples_tables_plots_and_a_report(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """And compares itself with another run: the same file, so that nothing has changed."""
+def test_a_run_leaves_samples_tables_plots_and_a_report(tmp_path: Path) -> None:
+    """And compares with another run as the command does."""
     out, folder = tmp_path / "new" / "samples.jsonl", tmp_path / "report"
-    words = ["bench", "gemm", "--shapes", "32x64x128", "--rounds", "3", "--cores", "1"]
-    assert main([*words, "--out", str(out), "--report", str(folder)]) == 0
-    printed = capfd.readouterr().out
+    words = ["gemm", "--shapes", "32x64x128", "--rounds", "3", "--cores", "1"]
+    command = [*COMMAND, *words, "--out", str(out), "--report", str(folder)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    printed = run.stdout
     found = records.read(out)
     rows = records.measured(found)
     assert {row.op for row in rows} == {"gemm"}
@@ -50,8 +50,6 @@ def test_a_run_leaves_samples_tables_plots_and_a_report(
                 record["seconds"] = [s * scale for s in row.seconds]
                 record["cpu_seconds"] = [s * scale for s in row.cpu_seconds]
             older.append(json.dumps(record) + "\n")
-        from jax_fp4.cli.bench import compare
-
         old = [records.from_line(line) for line in older]
         changes = compare.compare(records.measured(old), rows)
         assert [change.verdict for change in changes] == [verdict] * 2

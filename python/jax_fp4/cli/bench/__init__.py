@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if args.worker is not None:
         from jax_fp4.cli.bench import worker
 
-        return worker.run(json.loads(args.worker))
+        return worker.run(**json.loads(args.worker))
     has_affinity = hasattr(os, "sched_getaffinity")
     available = (
         sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))

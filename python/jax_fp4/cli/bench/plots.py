@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jax_fp4.cli.bench import table
 from jax_fp4.cli.bench.records import Measured
 
-_OURS, _OTHERS, _LINE = "#76b900", "#8a8f98", "#c0392b"
+_OURS, _OTHERS, _LINE = "#76b900", "#a9aeb6", "#222222"
 _ROW_INCHES, _TITLE_INCHES = 0.26, 0.62
 
 
@@ -22,19 +22,17 @@ def _panel(axis: object, group: Sequence[Measured]) -> None:
     positions = range(len(right))
     rates = [row.rate for row in right]
     axes.barh(positions, rates, color=[_OURS if row.ours else _OTHERS for row in right], height=0.7)
+    ends = list(rates)
     for position, row in enumerate(right):
         if len(row.seconds) > 1:
             low, _, high = statistics.quantiles(row.seconds, n=4, method="inclusive")
-            axes.plot(
-                [row.work / high, row.work / low], [position] * 2, color="#222222", linewidth=1.2
-            )
-        axes.text(
-            row.rate, position, f"  {row.rate:.3g}  ({row.roofline:.0%} of the ceiling)",
-            va="center", fontsize=7,
-        )  # fmt: skip
+            ends[position] = row.work / low
+            axes.plot([row.work / high, ends[position]], [position] * 2, color=_LINE, linewidth=1.2)
+        note = f"  {row.rate:.3g}  ({row.roofline:.0%} of the ceiling)"
+        axes.text(ends[position], position, note, va="center", fontsize=7)
     axes.set_yticks(positions, [row.peer for row in right], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max(rates, default=1.0))
+    axes.set_xlim(0, 1.35 * max(ends, default=1.0))
     axes.tick_params(axis="x", labelsize=7)
     axes.set_title(table.title(group[0]), fontsize=8, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

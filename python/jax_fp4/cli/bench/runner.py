@@ -54,18 +54,17 @@ def run(spec: dict[str, Any], cpus: list[int], progress: Progress) -> Iterator[r
         KeyboardInterrupt: after Ctrl-C, when everything has been read.
         RuntimeError: if the process failed.
     """
-    command = [sys.executable, "-m", "jax_fp4", "bench", "--worker", json.dumps(spec)]
+    words = json.dumps({"cpus": cpus, "spec": spec})
+    command = [sys.executable, "-m", "jax_fp4", "bench", "--worker", words]
     n = str(len(cpus) or 1)
     # The probe runs NumPy's product on each core by itself.
     environment = dict(os.environ, OMP_NUM_THREADS=n, MKL_NUM_THREADS=n, OPENBLAS_NUM_THREADS="1")
     environment["JAX_PLATFORMS"] = "cpu" if cpus else "cuda"
-    bound = bool(cpus) and hasattr(os, "sched_setaffinity")
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
-        preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if bound else None,
         start_new_session=True,  # Ctrl-C comes to us, and we pass it on once
     )
     assert process.stdout is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,8 +110,15 @@ def measure(
         yield from run_case(make(), probes, left / (len(todo) - number), rounds, report)
 
 
-def run(spec: dict[str, Any]) -> int:
-    """Prints everything that `measure` yields; the exit code."""
+def run(cpus: list[int], spec: dict[str, Any]) -> int:
+    """Prints everything that `measure` yields; the exit code.
+
+    Args:
+        cpus: that this process is bound to; empty: to none.
+        spec: the arguments of `measure`.
+    """
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)  # JAX starts its threads at its first computation
 
     def progress(text: str, part: float) -> None:
         print(json.dumps({"kind": "progress", "text": text, "part": part}), flush=True)

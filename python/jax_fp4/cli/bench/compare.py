@@ -8,11 +8,16 @@ to change beside one another is the noise, measured rather than assumed.
 For a peer p of a question with controls C (peers that are not ours, right in both runs), and for
 wall time and processor time each:
 
-    r[t]  = log seconds of p in round t, less the mean of those of C without p in that round
+    r[t]  = log seconds of p in round t, less a weighted sum of those of C without p in that round
     D     = trimmed mean of r in the new run, less that in the old run
     noise = sqrt(own^2 + between^2)
             own      standard error of D, from the scatter of r within the two runs
             between  what the D of all controls of all questions scatter beyond their own errors
+
+The weights sum to one, so that a slower machine is no slower code. Ridge regression moves them from
+1 / |C| each to those that follow p best from round to round within the runs: some code suffers from
+a neighbour's use of memory and some from that of the multipliers, and p is best compared with what
+is like it.
 
 A change is reported where |D| > max(log(1 + `LEAST`), q noise) by either clock, with q from
 Student's t for as many degrees of freedom as there are controls, at a level of `LEVEL` for all rows
@@ -37,6 +42,10 @@ from jax_fp4.cli.bench.records import Measured
 LEAST = 0.02  # a smaller change is none, however small the noise
 LEVEL = 0.05  # of any false report in a whole run
 INTERESTING = 0.10  # a noise that would hide this much is worth a warning
+# Of the weights, against squared logs of seconds: five rounds leave them where they were, a hundred
+# in the scatter of a shared machine (0.1) move them freely.
+_RIDGE = 0.1
+_OUTLIER = 0.5  # a sample that is further from the middle counts as this far for the weights
 _TRIM = 0.2  # of the samples at either end, which a neighbour may have stretched
 _CLOCKS = ("seconds", "cpu_seconds")
 
@@ -104,14 +113,25 @@ def _middle(x: np.ndarray) -> tuple[float, float]:
 
 
 def _shift(clock: str, peer: str, controls: Sequence[str], runs: Sequence[_Rows]) -> _Shift:
-    middles = []
+    logs, centered = [], []
     for rows in runs:
         samples = [getattr(rows[name], clock) for name in (peer, *controls)]
         rounds = min(map(len, samples))  # the last one may be incomplete after Ctrl-C
-        logs = np.log(np.maximum([row[:rounds] for row in samples], 1e-9))
-        middles.append(_middle(logs[0] - logs[1:].mean(axis=0)))
-    (old, old_error), (new, new_error) = middles
-    return _Shift(new - old, math.hypot(old_error, new_error))
+        logs.append(np.log(np.maximum([row[:rounds] for row in samples], 1e-9)))
+        away = logs[-1] - np.median(logs[-1], axis=1, keepdims=True)
+        centered.append(np.clip(away, -_OUTLIER, _OUTLIER))
+    ours, theirs = np.split(np.concatenate(centered, axis=1), [1])
+    mean = theirs.mean(axis=0)
+    apart = theirs - mean  # so that the weights still sum to one: a slower machine cancels
+    gram = apart @ apart.T
+    ridge = gram + _RIDGE * np.eye(len(controls))
+    moves = np.linalg.solve(ridge, apart @ (ours[0] - mean))
+    weights = 1 / len(controls) + moves - moves.mean()
+    fitted = float(np.trace(np.linalg.solve(ridge, gram)))  # degrees of freedom that this took
+    rounds = ours.size
+    (old, old_error), (new, new_error) = (_middle(x[0] - weights @ x[1:]) for x in logs)
+    inflation = math.sqrt(rounds / max(rounds - fitted - 1, 1))
+    return _Shift(new - old, inflation * math.hypot(old_error, new_error))
 
 
 def compare(old: Sequence[Measured], new: Sequence[Measured]) -> list[Change]:

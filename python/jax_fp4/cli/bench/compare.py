@@ -20,8 +20,9 @@ a neighbour's use of memory and some from that of the multipliers, and p is best
 is like it.
 
 A change is reported where |D| > max(log(1 + `LEAST`), q noise) by either clock, with q from
-Student's t for as many degrees of freedom as there are controls, at a level of `LEVEL` for all rows
-and both clocks together: one in twenty reports on equal code has a false line.
+Student's t for as many degrees of freedom as there are controls, or samples if those are fewer, at a
+level of `LEVEL` for all rows and both clocks together: one in twenty reports on equal code has a
+false line.
 
 Processor time, of all threads of a call, is the sharper clock where other programs take turns on
 the same cores, which stretches wall time by whole time slices. What only wall time shows is work
@@ -31,9 +32,10 @@ that no longer runs in parallel. On a GPU there is wall time only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -99,6 +101,7 @@ class _Shift:
 
     value: float
     error: float
+    freedom: int  # of the error
 
 
 def _middle(x: np.ndarray) -> tuple[float, float]:
@@ -131,7 +134,9 @@ def _shift(clock: str, peer: str, controls: Sequence[str], runs: Sequence[_Rows]
     rounds = ours.size
     (old, old_error), (new, new_error) = (_middle(x[0] - weights @ x[1:]) for x in logs)
     inflation = math.sqrt(rounds / max(rounds - fitted - 1, 1))
-    return _Shift(new - old, inflation * math.hypot(old_error, new_error))
+    kept = sum(x.shape[1] - 2 * int(_TRIM * x.shape[1]) for x in logs)
+    error = inflation * math.hypot(old_error, new_error)
+    return _Shift(new - old, error, max(kept - 2, 1))
 
 
 def compare(old: Sequence[Measured], new: Sequence[Measured]) -> list[Change]:
@@ -171,8 +176,9 @@ def compare(old: Sequence[Measured], new: Sequence[Measured]) -> list[Change]:
                 shifts.append((row, found))
     between = {clock: _between(found) for clock, found in controls_shifts.items()}
     tests = sum(len(found) for _, found in shifts if isinstance(found, dict))
-    freedom = max(2, *map(len, controls_shifts.values()))
-    quantile = student_t(LEVEL / max(tests, 1), freedom)
+    level = LEVEL / max(tests, 1)
+    controls_found = max(2, *map(len, controls_shifts.values()))
+    quantile = functools.cache(lambda freedom: student_t(level, min(freedom, controls_found)))
     return [_change(row, found, between, quantile) for row, found in shifts]
 
 
@@ -192,13 +198,18 @@ def _between(shifts: Sequence[_Shift]) -> float:
 
 
 def _change(
-    row: Measured, found: dict[str, _Shift] | str, between: dict[str, float], quantile: float
+    row: Measured,
+    found: dict[str, _Shift] | str,
+    between: dict[str, float],
+    quantile: Callable[[int], float],
 ) -> Change:
     op = f"{row.op}, {row.case}" if row.case else row.op
     if isinstance(found, str):
         return Change(op, row.shape, row.peer, math.nan, math.nan, found)
     least = {
-        clock: max(math.log1p(LEAST), quantile * math.hypot(shift.error, between[clock]))
+        clock: max(
+            math.log1p(LEAST), quantile(shift.freedom) * math.hypot(shift.error, between[clock])
+        )
         for clock, shift in found.items()
     }
     # The clock that shows a change most clearly, or else the sharper one.

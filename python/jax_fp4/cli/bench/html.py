@@ -14,9 +14,9 @@ _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #1d2329; max-width: 92rem; margin: 2rem auto;
   padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-table { border-collapse: collapse; font-size: 13px; width: 100%; }
-th, td { text-align: left; padding: .28rem .6rem; border-bottom: 1px solid #e3e6ea; }
-table.sortable td { white-space: nowrap; }
+table { border-collapse: collapse; font-size: 12px; width: 100%; }
+th, td { text-align: left; padding: .28rem .45rem; border-bottom: 1px solid #e3e6ea; }
+table.sortable td:not(:last-child) { white-space: nowrap; }
 th { background: #f4f6f8; } td.number { text-align: right; font-variant-numeric: tabular-nums; }
 table.sortable th { cursor: pointer; position: sticky; top: 0; white-space: nowrap; }
 table.sortable th::after { content: " \\2195"; color: #9aa3ad; }
@@ -95,7 +95,8 @@ def _compared(changes: Sequence[Any]) -> str:
     heads = ("operation", "shape", "implementation", "verdict", "speed, new / old", "resolution")
     lines = [
         f"<tr>{_cells((c.op, c.shape, c.peer, c.verdict), 0)}"
-        f"{_cells((f'{c.speed:.3f}', f'{c.resolution:.1%}'), 2)}</tr>"
+        f"{_cells(('', '') if c.speed != c.speed else (f'{c.speed:.3f}', f'{c.resolution:.1%}'), 2)}"
+        "</tr>"
         for c in changes
     ]
     return (

@@ -20,8 +20,8 @@ a neighbour's use of memory and some from that of the multipliers, and p is best
 is like it.
 
 A change is reported where |D| > max(log(1 + `LEAST`), q noise) by either clock, with q from
-Student's t for as many degrees of freedom as there are controls, or samples if those are fewer, at a
-level of `LEVEL` for all rows and both clocks together: one in twenty reports on equal code has a
+Student's t for as many degrees of freedom as there are controls, or samples if those are fewer, at
+a level of `LEVEL` for all rows and both clocks together: one in twenty reports on equal code has a
 false line.
 
 Processor time, of all threads of a call, is the sharper clock where other programs take turns on

@@ -93,12 +93,11 @@ def modelled_table(rows: Sequence[Modelled]) -> str:
 
 def _compared(changes: Sequence[Any]) -> str:
     heads = ("operation", "shape", "implementation", "verdict", "speed, new / old", "resolution")
-    lines = [
-        f"<tr>{_cells((c.op, c.shape, c.peer, c.verdict), 0)}"
-        f"{_cells(('', '') if c.speed != c.speed else (f'{c.speed:.3f}', f'{c.resolution:.1%}'), 2)}"
-        "</tr>"
-        for c in changes
-    ]
+    lines = []
+    for c in changes:
+        figures = (f"{c.speed:.3f}", f"{c.resolution:.1%}") if c.speed > 0 else ("", "")  # or NaN
+        texts = (c.op, c.shape, c.peer, c.verdict)
+        lines.append(f"<tr>{_cells(texts, 0)}{_cells(figures, 2)}</tr>")
     return (
         f'<h2>Against the older run</h2><table class="sortable" id="compared">{_heads(heads)}'
         f"<tbody>{''.join(lines)}</tbody></table>"

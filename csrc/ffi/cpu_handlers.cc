@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu/gemm.h"
+#include "cpu/grouped.h"
 #include "cpu/quantize.h"
 #include "ffi/operands.h"
 #include "ffi/xla_parallel.h"
@@ -176,6 +177,21 @@ xf::Error scaled_matmul(xf::ThreadPool pool, xf::RemainingArgs args, xf::Remaini
   });
 }
 
+xf::Error grouped_matmul(xf::ThreadPool pool, xf::RemainingArgs args, xf::RemainingRets rets,
+                         std::string_view a, std::string_view b, std::int64_t k,
+                         std::int64_t groups, std::string_view grouping) {
+  return guarded([&] {
+    Operands operands(args);
+    Results results(rets);
+    const GroupedArrays product(a, b, k, groups, grouping, operands, results);
+    operands.finish();
+    results.finish();
+    XlaParallel parallel(pool);
+    for (std::int64_t v = 0; v < product.examples; ++v)
+      cpu::grouped_gemm(product.example(v), parallel);
+  });
+}
+
 XLA_FFI_DEFINE_HANDLER_SYMBOL(kAmax, amax,
                               xf::Ffi::Bind()
                                   .Ctx<xf::ThreadPool>()
@@ -213,6 +229,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(kScaledMatmul, scaled_matmul,
                                   .Attr<std::int64_t>("k")
                                   .Attr<bool>("has_bias")
                                   .Attr<bool>("has_accumulate"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(kGroupedMatmul, grouped_matmul,
+                              xf::Ffi::Bind()
+                                  .Ctx<xf::ThreadPool>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
+                                  .Attr<std::string_view>("a")
+                                  .Attr<std::string_view>("b")
+                                  .Attr<std::int64_t>("k")
+                                  .Attr<std::int64_t>("groups")
+                                  .Attr<std::string_view>("grouping"));
 
 }  // namespace
 
@@ -220,7 +246,8 @@ const std::vector<Registration>& cpu_registrations() {
   static const std::vector<Registration> all = {{"jax_fp4_amax", kAmax},
                                                 {"jax_fp4_quantize", kQuantize},
                                                 {"jax_fp4_dequantize", kDequantize},
-                                                {"jax_fp4_scaled_matmul", kScaledMatmul}};
+                                                {"jax_fp4_scaled_matmul", kScaledMatmul},
+                                                {"jax_fp4_grouped_matmul", kGroupedMatmul}};
   return all;
 }
 

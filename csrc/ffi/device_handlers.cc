@@ -8,162 +8,16 @@
 #include <string_view>
 #include <vector>
 
-#include "compile/images.h"
-#include "driver/launch.h"
-#include "driver/load.h"
+#include "ffi/device_places.h"
 #include "ffi/operands.h"
 #include "plan/gemm.h"
 #include "plan/quantize.h"
-#include "sim/cuda_shim.h"
 
 namespace jax_fp4::ffi {
 namespace {
 
-using cuda::CUcontext;
 using cuda::CUstream;
 using cuda::Launcher;
-
-// ---- Where a call runs ----------------------------------------------------------------------------
-
-Launcher& cuda_launcher() {
-  const cuda::Driver& driver = cuda::driver();
-  if (!driver.problem.empty()) throw cuda::DriverError("jax_fp4: " + driver.problem);
-  static Launcher launcher(driver.api, images());
-  return launcher;
-}
-
-// XLA's device: pointers are device pointers already.
-class CudaPlace {
- public:
-  using Handle = CUstream;
-  CudaPlace(CUstream stream, const xf::RemainingArgs&, const xf::RemainingRets&)
-      : launcher_(cuda_launcher()), stream_(stream) {}
-  template <typename T>
-  T* at(T* pointer) const {
-    return pointer;
-  }
-  plan::Chip chip() { return launcher_.chip(stream_); }
-  void run(const plan::Steps& steps) { launcher_.run(stream_, steps); }
-  void finish() {}
-
- private:
-  Launcher& launcher_;
-  CUstream stream_;
-};
-
-// The simulated driver, with a context and a stream for each of its devices.
-class SimDriver {
- public:
-  struct Device {
-    CUcontext context;
-    CUstream stream;
-  };
-
-  static SimDriver& instance() {
-    static SimDriver driver;
-    return driver;
-  }
-  std::shared_ptr<Launcher> launcher() {
-    const std::lock_guard lock(mutex_);
-    if (!launcher_) launcher_ = std::make_shared<Launcher>(api(), images());
-    return launcher_;
-  }
-  // XLA's CPU devices take the simulated ones in turn.
-  Device device(std::int32_t ordinal) {
-    const std::lock_guard lock(mutex_);
-    check(api().cuInit(0), "cuInit");
-    int count = 0;
-    check(api().cuDeviceGetCount(&count), "cuDeviceGetCount");
-    if (count == 0) throw cuda::DriverError("jax_fp4: the simulated driver has no device");
-    const int number = ordinal % count;
-    if (const auto found = devices_.find(number); found != devices_.end()) return found->second;
-    Device device{};
-    check(api().cuDevicePrimaryCtxRetain(&device.context, number), "cuDevicePrimaryCtxRetain");
-    check(api().cuCtxPushCurrent(device.context), "cuCtxPushCurrent");
-    const cuda::CUresult made = api().cuStreamCreate(&device.stream, 0);
-    CUcontext popped = nullptr;
-    check(api().cuCtxPopCurrent(&popped), "cuCtxPopCurrent");
-    check(made, "cuStreamCreate");
-    return devices_.emplace(number, device).first->second;
-  }
-  void reset(sim::ShimOptions options) {
-    const std::lock_guard lock(mutex_);
-    launcher_.reset();
-    devices_.clear();
-    shim().reset(std::move(options));
-  }
-  static sim::CudaShim& shim() { return sim::CudaShim::instance(); }
-  static const cuda::CudaApi& api() { return shim().api(); }
-  static void check(cuda::CUresult status, const char* call) {
-    if (status == cuda::CUDA_SUCCESS) return;
-    throw cuda::DriverError(std::string("jax_fp4: ") + call + " failed with " +
-                            cuda::error_text(api(), status) + "\n" + shim().last_report());
-  }
-
- private:
-  std::mutex mutex_;
-  std::shared_ptr<Launcher> launcher_;
-  std::map<int, Device> devices_;
-};
-
-// A simulated device: the arrays of the call are its memory, for as long as the call lasts.
-class SimPlace {
- public:
-  using Handle = std::int32_t;  // of XLA's CPU device
-  SimPlace(std::int32_t ordinal, const xf::RemainingArgs& args, const xf::RemainingRets& rets)
-      : launcher_(SimDriver::instance().launcher()),
-        device_(SimDriver::instance().device(ordinal)) {
-    try {
-      for (std::size_t i = 0; i < args.size(); ++i)
-        if (const auto arg = args.get<xf::AnyBuffer>(i))
-          map("operand " + std::to_string(i), *arg, false);
-      for (std::size_t i = 0; i < rets.size(); ++i)
-        if (auto ret = rets.get<xf::AnyBuffer>(i)) map("result " + std::to_string(i), **ret, true);
-    } catch (...) {
-      unmap();
-      throw;
-    }
-  }
-  ~SimPlace() { unmap(); }
-  SimPlace(const SimPlace&) = delete;
-  SimPlace& operator=(const SimPlace&) = delete;
-
-  // The device address of an array of the call, given by where it begins; null stays null.
-  template <typename T>
-  T* at(T* pointer) const {
-    if (pointer == nullptr) return nullptr;
-    const auto found = addresses_.find(pointer);
-    if (found == addresses_.end())
-      throw std::logic_error("jax_fp4: a pointer that is no operand or result of the call");
-    return reinterpret_cast<T*>(found->second);
-  }
-  plan::Chip chip() { return launcher_->chip(device_.stream); }
-  void run(const plan::Steps& steps) { launcher_->run(device_.stream, steps); }
-  void finish() {
-    SimDriver::check(SimDriver::api().cuStreamSynchronize(device_.stream), "cuStreamSynchronize");
-  }
-
- private:
-  void map(const std::string& name, const xf::AnyBuffer& buffer, bool result) {
-    void* data = buffer.untyped_data();
-    if (data == nullptr || addresses_.contains(data)) return;  // an operand may be given twice
-    // An empty array is nowhere: an aligned address that no access fits.
-    const std::size_t bytes = buffer.size_bytes();
-    addresses_[data] =
-        bytes == 0 ? kEmpty
-                   : SimDriver::shim().map(device_.context, name, data, bytes, result, !result);
-  }
-  void unmap() {
-    for (const auto& [data, address] : addresses_)
-      if (address != kEmpty) SimDriver::shim().unmap(device_.context, address);
-    addresses_.clear();
-  }
-
-  static constexpr cuda::CUdeviceptr kEmpty = 256;
-  std::shared_ptr<Launcher> launcher_;
-  SimDriver::Device device_;
-  std::map<const void*, cuda::CUdeviceptr> addresses_;
-};
 
 // ---- Launches are counted -------------------------------------------------------------------------
 
@@ -221,6 +75,11 @@ CopyParams copy_params(const CopyArrays& arrays, const Place& place) {
   p.rule = copy.rule;
   p.layout = copy.layout;
   return p;
+}
+
+template <class Place>
+plan::GemmArrays::Quantized quantized(const Place& place, const cpu::Operand& o) {
+  return {place.at(o.values), place.at(o.scales), place.at(o.global_scale)};
 }
 
 plan::GemmShape shape_of(const cpu::GemmProblem& p) {
@@ -341,11 +200,7 @@ xf::Error scaled_matmul(typename Place::Handle handle, xf::RemainingArgs args,
     workspace.expect_rank(1);
     const cpu::GemmProblem& problem = product.problem;
     Place place(handle, args, rets);
-    const auto quantized = [&](const cpu::Operand& o) {
-      return plan::GemmArrays::Quantized{place.at(o.values), place.at(o.scales),
-                                         place.at(o.global_scale)};
-    };
-    plan::GemmArrays arrays{quantized(problem.a), quantized(problem.b)};
+    plan::GemmArrays arrays{quantized(place, problem.a), quantized(place, problem.b)};
     arrays.bias = place.at(problem.bias);
     arrays.bias_batched = !product.shared_bias;
     arrays.bias_type = dtype(problem.bias_dtype);
@@ -357,6 +212,41 @@ xf::Error scaled_matmul(typename Place::Handle handle, xf::RemainingArgs args,
     const plan::GemmPlan plan =
         plan::plan_gemm(shape, place.chip(), static_cast<u64>(workspace.dim(0)));
     run(place, plan::gemm_steps(plan, shape, arrays));
+    place.finish();
+  });
+}
+
+template <class Place>
+xf::Error grouped_matmul(typename Place::Handle handle, xf::RemainingArgs args,
+                         xf::RemainingRets rets, std::string_view a, std::string_view b,
+                         std::int64_t k, std::int64_t groups, std::string_view grouping) {
+  return guarded([&] {
+    Operands operands(args);
+    Results results(rets);
+    const GroupedArrays product(a, b, k, groups, grouping, operands, results);
+    operands.finish();
+    const Array workspace = results.next("workspace");
+    results.finish();
+    workspace.expect_rank(1);
+    Place place(handle, args, rets);
+    const auto operand = [&](const QuantizedArrays& q) {
+      return plan::GemmOperand{q.format, q.layout, product.of_rows && &q == &product.b};
+    };
+    plan::GemmShape shape{groups, product.a.rows, product.b.rows, k};
+    shape.a = operand(product.a);
+    shape.b = operand(product.b);
+    shape.out = dtype(product.out.dtype());
+    shape.grouping = product.of_rows ? plan::Grouping::rows : plan::Grouping::k;
+    const plan::GemmPlan plan =
+        plan::plan_gemm(shape, place.chip(), static_cast<u64>(workspace.dim(0)));
+    for (std::int64_t v = 0; v < product.examples; ++v) {
+      const cpu::GroupedProblem example = product.example(v);
+      plan::GemmArrays arrays{quantized(place, example.a), quantized(place, example.b)};
+      arrays.groups = place.at(example.where);
+      arrays.out = place.at(example.out);
+      arrays.workspace = place.at(workspace.bytes());
+      run(place, plan::gemm_steps(plan, shape, arrays));
+    }
     place.finish();
   });
 }
@@ -436,6 +326,19 @@ auto bind_scaled_matmul() {
       .template Attr<bool>("has_accumulate");
 }
 
+template <class Context>
+auto bind_grouped_matmul() {
+  return xf::Ffi::Bind()
+      .Ctx<Context>()
+      .RemainingArgs()
+      .RemainingRets()
+      .template Attr<std::string_view>("a")
+      .template Attr<std::string_view>("b")
+      .template Attr<std::int64_t>("k")
+      .template Attr<std::int64_t>("groups")
+      .template Attr<std::string_view>("grouping");
+}
+
 using OnStream = xf::PlatformStream<CUstream>;
 using OnOrdinal = xf::DeviceOrdinal;
 constexpr auto kCapturable = {xf::Traits::kCmdBufferCompatible};
@@ -446,6 +349,8 @@ XLA_FFI_DEFINE_HANDLER(kCudaDequantize, dequantize<CudaPlace>, bind_dequantize<O
                        kCapturable);
 XLA_FFI_DEFINE_HANDLER(kCudaScaledMatmul, scaled_matmul<CudaPlace>, bind_scaled_matmul<OnStream>(),
                        kCapturable);
+XLA_FFI_DEFINE_HANDLER(kCudaGroupedMatmul, grouped_matmul<CudaPlace>,
+                       bind_grouped_matmul<OnStream>(), kCapturable);
 XLA_FFI_DEFINE_HANDLER(kLoadAmax, load<kAmaxKernels>, bind_load());
 XLA_FFI_DEFINE_HANDLER(kLoadQuantize, load<kQuantizeKernels>, bind_load());
 XLA_FFI_DEFINE_HANDLER(kLoadDequantize, load<kDequantizeKernels>, bind_load());
@@ -455,6 +360,8 @@ XLA_FFI_DEFINE_HANDLER(kSimAmax, amax<SimPlace>, bind_amax<OnOrdinal>());
 XLA_FFI_DEFINE_HANDLER(kSimQuantize, quantize<SimPlace>, bind_quantize<OnOrdinal>());
 XLA_FFI_DEFINE_HANDLER(kSimDequantize, dequantize<SimPlace>, bind_dequantize<OnOrdinal>());
 XLA_FFI_DEFINE_HANDLER(kSimScaledMatmul, scaled_matmul<SimPlace>, bind_scaled_matmul<OnOrdinal>());
+XLA_FFI_DEFINE_HANDLER(kSimGroupedMatmul, grouped_matmul<SimPlace>,
+                       bind_grouped_matmul<OnOrdinal>());
 
 }  // namespace
 
@@ -463,7 +370,8 @@ const std::vector<Registration>& cuda_registrations() {
       {"jax_fp4_amax", kCudaAmax, kLoadAmax},
       {"jax_fp4_quantize", kCudaQuantize, kLoadQuantize},
       {"jax_fp4_dequantize", kCudaDequantize, kLoadDequantize},
-      {"jax_fp4_scaled_matmul", kCudaScaledMatmul, kLoadProduct}};
+      {"jax_fp4_scaled_matmul", kCudaScaledMatmul, kLoadProduct},
+      {"jax_fp4_grouped_matmul", kCudaGroupedMatmul, kLoadProduct}};
   return all;
 }
 
@@ -471,7 +379,8 @@ const std::vector<Registration>& sim_registrations() {
   static const std::vector<Registration> all = {{"jax_fp4_amax", kSimAmax},
                                                 {"jax_fp4_quantize", kSimQuantize},
                                                 {"jax_fp4_dequantize", kSimDequantize},
-                                                {"jax_fp4_scaled_matmul", kSimScaledMatmul}};
+                                                {"jax_fp4_scaled_matmul", kSimScaledMatmul},
+                                                {"jax_fp4_grouped_matmul", kSimGroupedMatmul}};
   return all;
 }
 

@@ -68,7 +68,8 @@ nb::dict handlers(const std::vector<jf::ffi::Registration>& registrations) {
 
 jf::plan::GemmShape gemm_shape(const std::string& a, const std::string& b, std::int64_t batch,
                                std::int64_t m, std::int64_t n, std::int64_t k, bool a_batched,
-                               bool b_batched, const std::string& out_dtype) {
+                               bool b_batched, const std::string& out_dtype,
+                               const std::string& grouping) {
   const auto operand = [](const std::string& attribute, bool batched) {
     jf::ffi::Fields fields(attribute);
     jf::plan::GemmOperand result;
@@ -85,13 +86,20 @@ jf::plan::GemmShape gemm_shape(const std::string& a, const std::string& b, std::
     shape.out = jf::Dtype::f16;
   else if (out_dtype != "float32")
     throw nb::value_error("out_dtype is none of float32, bfloat16, float16");
+  if (grouping == "rows")
+    shape.grouping = jf::plan::Grouping::rows;
+  else if (grouping == "k")
+    shape.grouping = jf::plan::Grouping::k;
+  else if (!grouping.empty())
+    throw nb::value_error("grouping is none of '', 'rows', 'k'");
   return shape;
 }
 
 nb::dict plan_gemm(const std::string& a, const std::string& b, std::int64_t batch, std::int64_t m,
                    std::int64_t n, std::int64_t k, bool a_batched, bool b_batched,
-                   const std::string& out_dtype, int chip, unsigned multiprocessors) {
-  const auto shape = gemm_shape(a, b, batch, m, n, k, a_batched, b_batched, out_dtype);
+                   const std::string& out_dtype, const std::string& grouping, int chip,
+                   unsigned multiprocessors) {
+  const auto shape = gemm_shape(a, b, batch, m, n, k, a_batched, b_batched, out_dtype, grouping);
   const jf::u64 workspace = jf::plan::gemm_workspace(shape);
   const auto plan = jf::plan::plan_gemm(shape, {chip, multiprocessors}, workspace);
   nb::dict result;
@@ -138,19 +146,19 @@ NB_MODULE(_core, m) {
       "gemm_workspace",
       [](const std::string& a, const std::string& b, std::int64_t batch, std::int64_t mm,
          std::int64_t n, std::int64_t k, bool a_batched, bool b_batched,
-         const std::string& out_dtype) {
+         const std::string& out_dtype, const std::string& grouping) {
         return jf::plan::gemm_workspace(
-            gemm_shape(a, b, batch, mm, n, k, a_batched, b_batched, out_dtype));
+            gemm_shape(a, b, batch, mm, n, k, a_batched, b_batched, out_dtype, grouping));
       },
       nb::arg("a"), nb::arg("b"), nb::arg("batch"), nb::arg("m"), nb::arg("n"), nb::arg("k"),
-      nb::arg("a_batched"), nb::arg("b_batched"), nb::arg("out_dtype"),
+      nb::arg("a_batched"), nb::arg("b_batched"), nb::arg("out_dtype"), nb::arg("grouping"),
       "Bytes of the result `workspace` of a product on a GPU; a and b are operand attributes.");
   m.def(
       "plan_gemm", &plan_gemm, nb::arg("a"), nb::arg("b"), nb::arg("batch"), nb::arg("m"),
       nb::arg("n"), nb::arg("k"), nb::arg("a_batched"), nb::arg("b_batched"), nb::arg("out_dtype"),
-      nb::arg("chip"), nb::arg("multiprocessors"),
+      nb::arg("grouping"), nb::arg("chip"), nb::arg("multiprocessors"),
       nb::sig("def plan_gemm(a: str, b: str, batch: int, m: int, n: int, k: int, a_batched: bool, "
-              "b_batched: bool, out_dtype: str, chip: int, multiprocessors: int) -> "
+              "b_batched: bool, out_dtype: str, grouping: str, chip: int, multiprocessors: int) -> "
               "dict[str, object]"),
       "What runs on a GPU of compute capability `chip` (100 for 10.0): csrc/plan.");
   m.def("kernel_images", &kernel_images, "(kernel, image) for every image of this build.");

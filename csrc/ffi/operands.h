@@ -16,6 +16,11 @@
 //   jax_fp4_scaled_matmul  values, scales, global_scale of A, then of B, each with batch B or 1;
 //                          where given: bias [B or 1,N], C [B,M,N]
 //                          -> D [B,M,N]
+//   jax_fp4_grouped_matmul values and scales of A and B, global_scale of both [G or V*G], u32 groups
+//                          -> groups of rows: A [V or 1,M,K], B [G or V*G,N,K], groups [V or 1,M/128],
+//                                             D [V,M,N]
+//                             groups of K:    A [V or 1,M,K], B [V or 1,N,K], groups [V or 1,G+1],
+//                                             D [V*G,M,N]
 //
 // origin is the (lead, row, col) of x's first element in the logical tensor. Pointers are those of the
 // platform: only a handler of the CPU may read what they point at.
@@ -30,6 +35,7 @@
 #include <vector>
 
 #include "cpu/gemm.h"
+#include "cpu/grouped.h"
 #include "ffi/attributes.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -248,12 +254,13 @@ struct QuantizedArrays {
   Format format{};
   ScaleLayout layout{};
   std::int64_t batch = 0, rows = 0;
+  std::int64_t tensors = 0;  // with a global scale each: as many as matrices, unless `grouped`
   const std::uint8_t* values = nullptr;
   const std::uint8_t* scales = nullptr;
   const float* global_scale = nullptr;
 
   QuantizedArrays(const std::string& name, std::string_view attribute, std::int64_t k,
-                  Operands& operands) {
+                  Operands& operands, bool grouped = false) {
     Fields fields(attribute);
     format = parse_format(fields);
     layout = parse_layout(fields);
@@ -271,7 +278,9 @@ struct QuantizedArrays {
       s.expect_shape(
           {batch, ceil_div(rows, kScaleTileRows), ceil_div(blocks, kScaleTileBlocks), 32, 4, 4});
     }
-    g.expect_shape({batch});
+    g.expect_rank(1);
+    tensors = grouped ? g.dim(0) : batch;
+    g.expect_shape({tensors});
     values = v.bytes();
     scales = s.bytes();
     global_scale = g.floats();
@@ -322,6 +331,79 @@ struct ProductArrays {
     }
     problem.out = out.buffer.untyped_data();
     problem.out_dtype = out.dtype();
+  }
+};
+
+// A product of groups for each example of a vmap: what cpu/grouped.h describes.
+struct GroupedArrays {
+  QuantizedArrays a, b;
+  Array where, out;
+  bool of_rows;
+  std::int64_t groups, examples, k;
+
+  GroupedArrays(std::string_view a_attribute, std::string_view b_attribute, std::int64_t k,
+                std::int64_t groups, std::string_view grouping, Operands& operands,
+                Results& results)
+      : a("a", a_attribute, k, operands, true),
+        b("b", b_attribute, k, operands, true),
+        where(operands.next("groups")),
+        out(results.next("out")),
+        of_rows(grouping == "rows"),
+        groups(groups),
+        k(k) {
+    if ((!of_rows && grouping != "k") || groups < 1)
+      throw std::invalid_argument("jax_fp4: groups of rows or of k, at least one");
+    if (a.format.block != b.format.block)
+      throw std::invalid_argument("jax_fp4: a and b have blocks of different sizes");
+    out.expect_rank(3);
+    where.expect_rank(2);
+    examples = of_rows ? out.dim(0) : out.dim(0) / groups;
+    out.expect_shape({of_rows ? examples : examples * groups, a.rows, b.rows});
+    const std::int64_t length = of_rows ? a.rows : k;
+    if (length % cpu::kGroupUnit != 0)
+      throw std::invalid_argument("jax_fp4: groups have whole tiles of " +
+                                  std::to_string(cpu::kGroupUnit) + ", and their axis " +
+                                  std::to_string(length) + " elements");
+    where.expect_shape({where.dim(0), of_rows ? length / cpu::kGroupUnit : groups + 1});
+    expect_shared(a.batch, 1, "matrices of a");
+    expect_shared(b.batch, of_rows ? groups : 1, "matrices of b");
+    expect_shared(a.tensors, groups, "global scales of a");
+    expect_shared(b.tensors, groups, "global scales of b");
+    expect_shared(where.dim(0), 1, "groups");
+  }
+
+  // Pointers are those of the platform.
+  cpu::GroupedProblem example(std::int64_t v) const {
+    const auto operand = [&](const QuantizedArrays& q, std::int64_t own) {
+      const std::int64_t first = q.batch == own ? 0 : v * own;
+      const std::int64_t blocks = ceil_div(k, q.format.block);
+      return cpu::Operand{q.format,
+                          q.layout,
+                          own,
+                          q.values + first * q.rows * row_bytes(q.format.element, k),
+                          q.scales + first * scale_bytes(q.layout, q.rows, blocks),
+                          q.global_scale + (q.tensors == groups ? 0 : v * groups)};
+    };
+    const std::int64_t out_bytes =
+        (of_rows ? 1 : groups) * a.rows * b.rows * cpu::dtype_bytes(out.dtype());
+    return {of_rows,
+            groups,
+            a.rows,
+            b.rows,
+            k,
+            operand(a, 1),
+            operand(b, of_rows ? groups : 1),
+            where.words() + (where.dim(0) == 1 ? 0 : v * where.dim(1)),
+            static_cast<char*>(out.buffer.untyped_data()) + v * out_bytes,
+            out.dtype()};
+  }
+
+ private:
+  // `own` for all examples together, or for each.
+  void expect_shared(std::int64_t count, std::int64_t own, const char* what) const {
+    if (count != own && count != own * examples)
+      throw std::invalid_argument("jax_fp4: " + std::to_string(count) + " " + what + ", expected " +
+                                  std::to_string(own) + " or " + std::to_string(own * examples));
   }
 };
 

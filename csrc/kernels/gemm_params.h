@@ -44,8 +44,8 @@ inline constexpr u32 kGemmBarrierBytes = 512;
 
 // MMAs that a split of K is a multiple of, and that a stage of gemm_sm100.cu has.
 inline constexpr u32 kGemmStageSteps = 4;
-// In GemmParams::row_groups: the first number that is no group.
-inline constexpr u32 kNoGroup = 1u << 31;
+// Groups of rows and of K start at multiples of this, so that no tile and no block holds two of them.
+inline constexpr u32 kGroupUnit = 128;
 
 enum class GemmKind : u8 { nvfp4, mxfp4, mxf8f6f4 };
 
@@ -152,12 +152,14 @@ struct GemmParams {
   const void* c;                // as D, or nullptr
   void* out;                    // D [batch, m, n], or its parts [batch, splits, m, n]
   // Groups of rows, such as the tokens of an expert, instead of a batch: B, bias and global scales are
-  // those of the group of a tile of rows, [tiles_m] in device memory; kNoGroup or more: rows of no
+  // those of the group of a tile of rows, [tiles_m] in device memory; `groups` or more: rows of no
   // group, whose D is not written. Or nullptr.
   const u32* row_groups;
-  // Groups of K: entry g of the batch sums over K from k_groups[g] to k_groups[g + 1], multiples of 128;
-  // [batch + 1] in device memory. `steps` is then that of all K, and splits 1. Or nullptr.
+  // Groups of K: entry g of the batch sums over K from k_groups[g] to k_groups[g + 1], rounded down to
+  // multiples of kGroupUnit, as far as there is K; [batch + 1] in device memory. `steps` is then that of
+  // all K, and splits 1. Or nullptr.
   const u32* k_groups;
+  u32 groups;  // of rows; not used without row_groups
   u32 m, n;
   u32 steps;        // of K, at least 1: MMAs of step_k() elements
   u32 split_steps;  // of every split but the last, which has at least 1; of kGemmStageSteps

@@ -67,8 +67,9 @@ u64 aligned(u64 bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignme
 }
 
 std::string shape_text(const GemmShape& s) {
-  return "batch " + std::to_string(s.batch) + ", M " + std::to_string(s.m) + ", N " +
-         std::to_string(s.n) + ", K " + std::to_string(s.k);
+  return std::string(s.grouping == Grouping::none ? "batch " : "groups ") +
+         std::to_string(s.batch) + ", M " + std::to_string(s.m) + ", N " + std::to_string(s.n) +
+         ", K " + std::to_string(s.k);
 }
 
 GemmKind kind_of(const GemmShape& s) {
@@ -99,7 +100,8 @@ u64 padded_bytes(const GemmOperand& o, i64 rows, const GemmShape& s) {
 }
 
 u64 parts_bytes(const GemmShape& s, u32 splits) {
-  return splits == 1 ? 0 : aligned(static_cast<u64>(s.batch * s.m * s.n) * splits * sizeof(float));
+  return splits == 1 ? 0
+                     : aligned(static_cast<u64>(s.results() * s.m * s.n) * splits * sizeof(float));
 }
 
 void check_sizes(const GemmShape& s) {
@@ -128,7 +130,8 @@ double predict(const GemmPlan& p, const GemmShape& s, const Chip& chip) {
                         (t.kind == GemmKind::nvfp4 ? 16 : 32);
   const double load = (rows * row_step + scales) / kL2Bytes;
   const double step = std::max({compute, read, load});
-  const double tiles = static_cast<double>(p.tiles_m) * p.tiles_n * static_cast<double>(s.batch);
+  const double tiles =
+      static_cast<double>(p.tiles_m) * p.tiles_n * static_cast<double>(s.results());
   const double at_once =
       std::max(1.0, std::floor(static_cast<double>(chip.multiprocessors) / t.ctas));
   const double waves = std::ceil(tiles * p.splits / at_once);
@@ -136,13 +139,16 @@ double predict(const GemmPlan& p, const GemmShape& s, const Chip& chip) {
   double epilogue = static_cast<double>(kGemmRows) * t.n * bytes / kL2Bytes;
   if (p.exchanged) epilogue *= kDirectStoreFactor;
   const double warp = t.code == GemmCode::sm100 ? 0 : kWarpCycles;
-  const double tile = p.split_steps * (step + warp);
+  // Groups of K share all steps.
+  const double steps =
+      s.grouping == Grouping::k ? 1.0 * p.steps / static_cast<double>(s.batch) : p.split_steps;
+  const double tile = steps * (step + warp);
   // With tensor memory the epilogue of a tile runs beside the next tile's MMAs.
   double cycles = t.code == GemmCode::sm100 ? waves * std::max(tile, epilogue) + epilogue
                                             : waves * (tile + epilogue);
   cycles += kTileCycles;
   if (p.splits > 1) {
-    cycles += 2 * 4.0 * static_cast<double>(s.batch * s.m * s.n) * p.splits / kMemoryBytes;
+    cycles += 2 * 4.0 * static_cast<double>(s.results() * s.m * s.n) * p.splits / kMemoryBytes;
     cycles += kLaunchCycles;
   }
   return cycles;
@@ -156,11 +162,14 @@ u32 strip_of(const GemmPlan& p, const Chip& chip) {
 }
 
 bool runs(const GemmPlan& p, const GemmShape& s) {
+  // Groups of rows start at tiles of A's rows, and a group's sum is not split.
+  if (s.grouping == Grouping::rows && (p.exchanged || p.tile.m() != kGroupUnit)) return false;
+  if (s.grouping != Grouping::none && p.splits > 1) return false;
   // The scales of 32 columns are one column of tensor memory, so the second tile's would begin at an
   // odd one, which hardware is said not to take (docs/simulator.md, assumption S75).
   if (p.tile.n < 64 && p.tiles_n > 1) return false;
   const double ctas = static_cast<double>(p.tiles_m) * p.tiles_n * p.tile.ctas *
-                      static_cast<double>(s.batch) * p.splits;
+                      static_cast<double>(s.results()) * p.splits;
   return ctas < 2147483648.0;  // CUDA C++ Programming Guide: grid x
 }
 
@@ -187,6 +196,7 @@ u64 gemm_workspace(const GemmShape& s) {
   const i64 unit = kGemmStageSteps * GemmTile{GemmCode::sm100, kind_of(s), 1, 32}.step_k();
   const i64 most = std::min<i64>(kMostSplits, s.k / (unit * kLeastSplitStages));
   u64 parts = 0;
+  if (s.grouping != Grouping::none) return relayout;
   for (u32 splits = 2; splits <= most; ++splits)
     if (const u64 bytes = parts_bytes(s, splits); bytes <= kMostPartsBytes) parts = bytes;
   return relayout + parts;
@@ -202,6 +212,8 @@ GemmPlan plan_gemm(const GemmShape& s, const Chip& chip, u64 workspace) {
   GemmPlan best;
   if (s.batch * s.m * s.n == 0) return best;
   if (s.k == 0) return best;
+  if (s.grouping != Grouping::none && (s.grouping == Grouping::rows ? s.m : s.k) % kGroupUnit != 0)
+    refuse("groups have whole tiles of " + std::to_string(kGroupUnit) + "; got " + shape_text(s));
   best.predicted_cycles = std::numeric_limits<double>::infinity();
   GemmPlan plan;
   if (code != GemmCode::bf16) {
@@ -261,7 +273,10 @@ std::string describe(const GemmPlan& p, const GemmShape& s) {
   line("tile", std::to_string(t.m()) + " x " + std::to_string(t.n) +
                    (p.exchanged ? ", operands exchanged" : ""));
   line("tiles", std::to_string(p.tiles_m) + " x " + std::to_string(p.tiles_n) + ", " +
-                    std::to_string(tiles * static_cast<u64>(s.batch) * p.splits) + " in all");
+                    std::to_string(tiles * static_cast<u64>(s.results()) * p.splits) + " in all");
+  if (s.grouping != Grouping::none)
+    line("groups", std::to_string(s.batch) + (s.grouping == Grouping::rows ? " of rows" : " of K") +
+                       ", their sizes known to the device only");
   line("CTAs a tile", std::to_string(t.ctas));
   line("stages", std::to_string(t.stages()) + " of " + std::to_string(t.stage_k()) + " elements");
   line("shared memory", std::to_string(t.shared_bytes()) + " bytes a CTA");

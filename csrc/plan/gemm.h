@@ -24,11 +24,21 @@ struct GemmOperand {
   bool batched = false;  // or shared by the whole batch
 };
 
+// What the entries of a batch are, if they are not products of one size: groups, whose sizes only the
+// device knows. They start at multiples of kGroupUnit, and there may be rows or K behind the last one.
+enum class Grouping : u8 { none, rows, k };
+
 // D [batch, m, n] = A [batch or 1, m, k] . B [batch or 1, n, k]^T
+// Groups of rows:  D [m, n]        = A [m, k] . B [batch, n, k]^T     each tile of rows with its group's B
+// Groups of K:     D [batch, m, n] = A [m, k] . B [n, k]^T            each entry over its part of K
 struct GemmShape {
   i64 batch = 1, m = 0, n = 0, k = 0;
   GemmOperand a, b;  // of equal block sizes
   Dtype out = Dtype::f32;
+  Grouping grouping = Grouping::none;
+
+  // Matrices that D consists of.
+  i64 results() const { return grouping == Grouping::rows ? 1 : batch; }
 };
 
 // What multiplies, by chip: gemm_sm100.cu, gemm_sm120.cu, or gemm_bf16.cu on all others.
@@ -97,7 +107,10 @@ struct GemmArrays {
   Dtype bias_type = Dtype::f32;
   const void* c = nullptr;  // [batch, m, n], or nullptr
   Dtype c_type = Dtype::f32;
-  void* out = nullptr;      // [batch, m, n], aligned to 16 bytes
+  void* out = nullptr;  // [batch, m, n], aligned to 16 bytes
+  // Groups of rows: that of each kGroupUnit rows; `batch` or more: none, D is not written there. Groups of
+  // K: where each starts, and the end of the last. Then global scales are [batch] for both operands.
+  const u32* groups = nullptr;
   u8* workspace = nullptr;  // aligned to 256 bytes
 };
 

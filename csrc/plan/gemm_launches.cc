@@ -128,7 +128,7 @@ Launch reduce(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arrays
   p.c = arrays.c;
   p.out = arrays.out;
   p.elements = s.m * s.n;
-  p.batch = static_cast<u32>(s.batch);
+  p.batch = static_cast<u32>(s.results());
   p.columns = static_cast<u32>(s.n);
   p.splits = parts == nullptr ? 0 : plan.splits;
   p.batch_scale_a = s.a.batched;
@@ -143,7 +143,7 @@ Launch reduce(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arrays
 }
 
 Grid gemm_grid(const GemmPlan& plan, const GemmShape& s) {
-  const u64 tiles = static_cast<u64>(s.batch) * plan.tiles_m * plan.tiles_n * plan.splits;
+  const u64 tiles = static_cast<u64>(s.results()) * plan.tiles_m * plan.tiles_n * plan.splits;
   return {static_cast<u32>(tiles * plan.tile.ctas), 1, 1};
 }
 
@@ -162,7 +162,7 @@ Launch launch_blocks(const GemmPlan& plan, const GemmShape& s, const Ready& firs
   };
   if (p.d_by_map)
     launch.maps.push_back(
-        out_map(p, static_cast<u64>(s.batch) * plan.splits, offsetof(GemmParams, d)));
+        out_map(p, static_cast<u64>(s.results()) * plan.splits, offsetof(GemmParams, d)));
   return launch;
 }
 
@@ -206,6 +206,8 @@ Steps gemm_steps(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arr
   p.split_steps = plan.split_steps;
   p.raster = gemm_raster(plan.tiles_m, plan.tiles_n, plan.strip, plan.splits);
   p.transposed = plan.exchanged;
+  p.groups = static_cast<u32>(s.batch);
+  (s.grouping == Grouping::rows ? p.row_groups : p.k_groups) = arrays.groups;
   p.out = whole ? arrays.out : parts;
   p.out_type = whole ? s.out : Dtype::f32;
   const Ready &first = plan.exchanged ? b : a, &second = plan.exchanged ? a : b;
@@ -216,8 +218,9 @@ Steps gemm_steps(const GemmPlan& plan, const GemmShape& s, const GemmArrays& arr
   if (whole) {  // else gemm_reduce applies them, once
     p.global_scale_a = plan.exchanged ? arrays.b.global_scale : arrays.a.global_scale;
     p.global_scale_b = plan.exchanged ? arrays.a.global_scale : arrays.b.global_scale;
-    p.batch_scale_a = p.batch_a;
-    p.batch_scale_b = p.batch_b;
+    const bool grouped = s.grouping != Grouping::none;
+    p.batch_scale_a = grouped || p.batch_a;
+    p.batch_scale_b = grouped || p.batch_b;
     p.bias = arrays.bias;
     p.bias_type = arrays.bias_type;
     p.batch_bias = arrays.bias_batched;

@@ -33,6 +33,7 @@ def gemm_workspace(
     a_batched: bool,
     b_batched: bool,
     out_dtype: str,
+    grouping: str,
 ) -> int:
     """Bytes of the result `workspace` of a product on a GPU; a and b are operand attributes."""
 
@@ -52,6 +53,7 @@ def plan_gemm(
     a_batched: bool,
     b_batched: bool,
     out_dtype: str,
+    grouping: str,
     chip: int,
     multiprocessors: int,
 ) -> dict[str, object]:

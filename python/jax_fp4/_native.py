@@ -149,6 +149,7 @@ def gemm_workspace(
     shape: tuple[int, int, int, int],
     batched: tuple[bool, bool],
     out_dtype: str,
+    grouping: str = "",
 ) -> int:
     """Bytes of scratch memory of a product [batch, M, N] over K on a GPU.
 
@@ -158,8 +159,10 @@ def gemm_workspace(
         shape: batch, M, N, K.
         batched: whether A and B have the batch, or share one matrix.
         out_dtype: name of the result's dtype.
+        grouping: "rows" or "k" where the batch are groups whose sizes the device knows; B has a
+            matrix for each group of rows.
     """
-    return _core.gemm_workspace(a, b, *shape, *batched, out_dtype)
+    return _core.gemm_workspace(a, b, *shape, *batched, out_dtype, grouping)
 
 
 def plan_gemm(
@@ -170,12 +173,13 @@ def plan_gemm(
     out_dtype: str,
     chip: int,
     multiprocessors: int,
+    grouping: str = "",
 ) -> dict[str, Any]:
     """What runs for a product on a GPU: kernel, splits, workspace; "text" says all of it in words.
 
     Arguments as for `gemm_workspace`; chip is the compute capability, 100 for 10.0.
     """
-    return _core.plan_gemm(a, b, *shape, *batched, out_dtype, chip, multiprocessors)
+    return _core.plan_gemm(a, b, *shape, *batched, out_dtype, grouping, chip, multiprocessors)
 
 
 def kernel_images() -> list[tuple[str, str]]:

@@ -420,6 +420,7 @@ class Run:
             out=out,
             row_groups=self._indices(p.row_groups),
             k_groups=self._indices(p.k_groups),
+            groups=len(p.b.codes),
             m=p.m,
             n=p.n,
             steps=-(-4 * p.k // v.split_k),

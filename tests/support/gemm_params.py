@@ -39,14 +39,14 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("global_scale_a", "global_scale_b")),
         *((name, ctypes.c_uint64) for name in ("bias", "c", "out")),
         *((name, ctypes.c_uint64) for name in ("row_groups", "k_groups")),
-        *((name, ctypes.c_uint32) for name in ("m", "n", "steps", "split_steps")),
+        *((name, ctypes.c_uint32) for name in ("groups", "m", "n", "steps", "split_steps")),
         ("raster", Raster),
         *((name, ctypes.c_uint32) for name in ("batch_a", "batch_b")),
         *((name, ctypes.c_uint32) for name in ("batch_scale_a", "batch_scale_b", "batch_bias")),
         *((name, ctypes.c_uint8) for name in ("out_type", "c_type", "bias_type")),
         *((name, ctypes.c_uint8) for name in ("element_a", "element_b")),
         *((name, ctypes.c_uint8) for name in ("d_by_map", "c_by_vector", "transposed")),
-        ("padding", ctypes.c_uint8 * 28),
+        ("padding", ctypes.c_uint8 * 24),
     )
 
 

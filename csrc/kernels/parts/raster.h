@@ -1,4 +1,7 @@
 // In which order tiles of D are computed, and over which K.
+//
+// Groups are read from device memory, where the host cannot look at them: whatever is there, no access
+// lies outside an operand.
 #pragma once
 
 #include "kernels/gemm_params.h"
@@ -11,6 +14,13 @@ struct Tile {
   u32 matrix;             // of those that are written
   u32 first_step, steps;  // of K; no steps: there is no such tile
 };
+
+// Where a group of K starts.
+template <u32 kStepK>
+__device__ inline u32 group_step(const GemmParams& p, u32 group) {
+  const u32 step = p.k_groups[group] / kGroupUnit * (kGroupUnit / kStepK);
+  return step < p.steps ? step : p.steps;
+}
 
 // Tile number `index`. Matrices follow each other; in each, strips of `strip` tile rows are walked
 // column by column, so that the tiles in flight at a time form a compact patch of D and share both
@@ -34,10 +44,11 @@ __device__ inline Tile tile_at(const GemmParams& p, u32 index) {
   tile.steps = left < p.split_steps ? left : p.split_steps;
   if (p.row_groups != nullptr) {
     tile.batch = p.row_groups[tile.m];
-    if (tile.batch >= kNoGroup) tile.steps = 0;
+    if (tile.batch >= p.groups) tile.steps = 0;
   } else if (p.k_groups != nullptr) {
-    tile.first_step = p.k_groups[tile.batch] / kStepK;
-    tile.steps = p.k_groups[tile.batch + 1] / kStepK - tile.first_step;
+    tile.first_step = group_step<kStepK>(p, tile.batch);
+    const u32 end = group_step<kStepK>(p, tile.batch + 1);
+    tile.steps = end > tile.first_step ? end - tile.first_step : 0;
     // The sum over nothing: a step behind the end of K, where there are zeros.
     if (tile.steps == 0) tile.first_step = p.steps, tile.steps = 1;
   }

@@ -229,14 +229,14 @@ xf::Error grouped_matmul(typename Place::Handle handle, xf::RemainingArgs args,
     results.finish();
     workspace.expect_rank(1);
     Place place(handle, args, rets);
-    const auto operand = [&](const QuantizedArrays& q) {
-      return plan::GemmOperand{q.format, q.layout, product.of_rows && &q == &product.b};
-    };
-    plan::GemmShape shape{groups, product.a.rows, product.b.rows, k};
-    shape.a = operand(product.a);
-    shape.b = operand(product.b);
-    shape.out = dtype(product.out.dtype());
-    shape.grouping = product.of_rows ? plan::Grouping::rows : plan::Grouping::k;
+    const plan::GemmShape shape{groups,
+                                product.a.rows,
+                                product.b.rows,
+                                k,
+                                {product.a.format, product.a.layout, false},
+                                {product.b.format, product.b.layout, product.of_rows},
+                                dtype(product.out.dtype()),
+                                product.of_rows ? plan::Grouping::rows : plan::Grouping::k};
     const plan::GemmPlan plan =
         plan::plan_gemm(shape, place.chip(), static_cast<u64>(workspace.dim(0)));
     for (std::int64_t v = 0; v < product.examples; ++v) {

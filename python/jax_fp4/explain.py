@@ -18,7 +18,7 @@ import jax.extend
 
 from jax_fp4.formats import FORMATS, Format
 
-_OURS = "jax_fp4_scaled_matmul"
+_OURS = ("jax_fp4_scaled_matmul", "jax_fp4_grouped_matmul")
 _JAX = ("dot_general", "ragged_dot_general")
 _SCALAR = "jax_fp4.inner.as_it_is."  # jnp.inner multiplies scalars without a dot
 _CALL = re.compile(r"jax_fp4\.(\w+)\.([\w-]+)(?:\.([\w-]+))?")
@@ -38,7 +38,8 @@ class ExplainedProduct:
             "decoded" (the same, and the weight is stored quantized), or "jax" (the policy leaves it
             as it is).
         why: the recipe for the first two; what the policy says for the last.
-        shape: (batch, M, N, K).
+        shape: (batch, M, N, K). Groups of ragged_dot count as batch; quantized ones lie in whole
+            tiles of 128 rows, which M, or K in a gradient of weights, counts all.
         padded: (M, N, K) as the kernels read them: rows of scales and packed rows are padded.
         left: format or dtype of the left operand; "NVFP4 static" where its amax is given;
             "NVFP4 as bfloat16" where it is decoded.
@@ -117,7 +118,7 @@ def _products(jaxpr: Any, above: str, times: int | None) -> Iterator[ExplainedPr
     for equation in jaxpr.eqns:
         stack = f"{above}/{equation.source_info.name_stack}"
         name = equation.primitive.name
-        if name == _OURS:
+        if name in _OURS:
             yield _quantized(equation, stack, times)
         elif name in _JAX or (name == "mul" and _SCALAR in stack):
             call = _CALL.search(stack)
@@ -157,6 +158,8 @@ def _quantized(equation: Any, stack: str, times: int | None) -> ExplainedProduct
     a, b = (_format(params[name]) for name in "ab")
     (out,) = equation.outvars
     batch, m, n = out.aval.shape
+    if params.get("grouping") == "rows":
+        batch *= params["groups"]
     k = params["k"]
     tiled = ["layout=tiled" in params[name] for name in "ab"]
     rows = [-(-size // 128) * 128 if t else size for size, t in zip((m, n), tiled, strict=True)]

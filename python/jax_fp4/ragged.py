@@ -3,10 +3,10 @@
 Groups lie in tiles of 128 rows, so that no tile, no block and no Hadamard group holds rows of two
 of them. How many tiles there can be follows from static shapes; which tile belongs to which group
 is computed on the device from the group sizes. A group has one amax, as if it were a dot of its
-own.
-The three products run over the tiles in a scan, g being the group of tile t:
+own. Each of the three products is one call (grouped.py), g being the group of tile t:
 
-    fprop: y[t] = x[t] . w[g]    dgrad: dx[t] = dy[t] . w[g]^T    wgrad: dw[g] += x[t]^T . dy[t]
+    fprop: y[t] = x[t] . w[g]    dgrad: dx[t] = dy[t] . w[g]^T
+    wgrad: dw[g] = x^T . dy over the tiles of g, the columns of all tiles side by side
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_fp4 import _check, _compat
+from jax_fp4 import _check, _compat, sharding
 from jax_fp4.block_array import BlockScaledArray
 from jax_fp4.contraction import (
     as_float,
@@ -30,12 +30,9 @@ from jax_fp4.contraction import (
     reference,
     scope,
 )
-from jax_fp4.matmul import multiply
+from jax_fp4.grouped import UNIT, multiply_groups
 from jax_fp4.product import Product, matrices, save, sides
 from jax_fp4.recipe import Operand, Recipe
-
-TILE_ROWS = 128
-"""Rows of a tile: the M of a tensor core's tile, and a multiple of every block size."""
 
 _WHERE = "ragged_dot"
 
@@ -56,12 +53,13 @@ def ragged_dot(
 
     ``result[i] = lhs[i] @ rhs[g]`` with g the group of row i: the first ``group_sizes[0]`` rows are
     group 0, and so on. Rows behind the last group are zero. Group sizes stay on the device; any
-    size is allowed, also 0.
+    size is allowed, also 0. A negative one counts as 0, and groups end with the last row, so that
+    nothing outside the operands is read or written whatever the sizes are.
 
     Args:
         lhs: float32, bfloat16 or float16 [M, K], the rows of all groups one after the other.
         rhs: float32, bfloat16 or float16 [G, K, N], one matrix a group.
-        group_sizes: integers [G], not negative.
+        group_sizes: integers [G].
         precision: see `dot_general`.
         preferred_element_type: dtype of the result; by default the promoted dtype.
         group_offset: not supported.
@@ -123,11 +121,23 @@ def ragged_dot(
     words = [] if how.words is None else [how.words]
     lhs, rhs, sizes, *words = _compat.vary_alike(lhs, rhs, sizes, *words)
     with scope(_WHERE, how.recipe.name):
-        y = _compiled(lhs, rhs, sizes.astype(jnp.int32), words[0] if words else None, spec)
+        y = _compiled(lhs, rhs, _inside(sizes, lhs.shape[0]), words[0] if words else None, spec)
     return finish(y, like, out_sharding)
 
 
 # ---- Tiles ---------------------------------------------------------------------------------------
+
+
+def _inside(sizes: jax.Array, rows: int) -> jax.Array:
+    """int32 [G]: ``sizes`` with 0 for negative ones, cut where there are no more rows."""
+    if sizes.shape[0] == 0:
+        return sizes.astype(jnp.int32)
+    if sizes.dtype.itemsize < 4:  # may not hold the number of rows
+        sizes = sizes.astype(jnp.int32)
+    sizes = jnp.clip(sizes, 0, rows).astype(jnp.int32)
+    # A sum that stops at `rows` cannot overflow.
+    ends = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, rows), sizes)
+    return jnp.diff(ends, prepend=0)
 
 
 @jax.tree_util.register_dataclass
@@ -135,7 +145,8 @@ def ragged_dot(
 class _Tiles:
     """Where the rows of M lie in T tiles."""
 
-    group: jax.Array  # int32 [T], of each tile; the last group's for tiles that nothing is in
+    group: jax.Array  # int32 [T], of each tile; G for tiles that nothing is in
+    starts: jax.Array  # int32 [G + 1], in T * 128: where groups start, and the last one's tiles end
     row: jax.Array  # int32 [T, 128], which row of M is there; M for none
     place: jax.Array  # int32 [M], where in T * 128 a row lies; T * 128 for rows behind all groups
 
@@ -144,18 +155,21 @@ class _Tiles:
         return x.at[self.row].get(mode="fill", fill_value=0)
 
     def collect(self, tiles: jax.Array) -> jax.Array:
-        """[T, 128, C] as [M, C], zero for rows behind all groups."""
-        flat = tiles.reshape(tiles.shape[0] * TILE_ROWS, tiles.shape[2])
-        return flat.at[self.place].get(mode="fill", fill_value=0)
+        """[T * 128, C] as [M, C], zero for rows behind all groups."""
+        return tiles.at[self.place].get(mode="fill", fill_value=0)
 
     def share(self, groups: int) -> Callable[[jax.Array], jax.Array]:
         """From an amax for each tile, as bits uint32 [1, T], to that of the tile's group."""
 
         def shared(bits: jax.Array) -> jax.Array:
-            largest = jnp.zeros_like(bits, shape=(groups,)).at[self.group].max(bits[0])
-            return largest[self.group][None]
+            largest = jnp.zeros_like(bits, shape=(groups,)).at[self.group].max(bits[0], mode="drop")
+            return largest.at[self.group].get(mode="fill", fill_value=0)[None]
 
         return shared
+
+    def by_group(self, scale: jax.Array, groups: int) -> jax.Array:
+        """float32 [G] of what all tiles of a group have in common, [T]; 0 for empty groups."""
+        return jnp.zeros_like(scale, shape=(groups,)).at[self.group].set(scale, mode="drop")
 
 
 def _tiles(rows: int, sizes: jax.Array) -> _Tiles:
@@ -165,55 +179,69 @@ def _tiles(rows: int, sizes: jax.Array) -> _Tiles:
     never more than floor((M + 127 * min(G, M)) / 128) tiles.
     """
     groups = sizes.shape[0]
-    count = (rows + (TILE_ROWS - 1) * min(groups, rows)) // TILE_ROWS
+    count = (rows + (UNIT - 1) * min(groups, rows)) // UNIT
     ends = jnp.cumsum(sizes)
-    tile_counts = (sizes + TILE_ROWS - 1) // TILE_ROWS
+    tile_counts = (sizes + UNIT - 1) // UNIT
     tile_ends = jnp.cumsum(tile_counts)
     tile = jnp.arange(count, dtype=jnp.int32)
-    group = jnp.minimum(jnp.searchsorted(tile_ends, tile, side="right"), groups - 1)
-    group = group.astype(jnp.int32)
-    first = (tile - (tile_ends - tile_counts)[group]) * TILE_ROWS  # in its group
-    inside = first[:, None] + jnp.arange(TILE_ROWS, dtype=jnp.int32)
-    row = jnp.where(inside < sizes[group][:, None], inside + (ends - sizes)[group][:, None], rows)
+    group = jnp.searchsorted(tile_ends, tile, side="right", method="scan_unrolled")
+    of = functools.partial(jnp.take, indices=group, mode="clip")
+    first = (tile - of(tile_ends - tile_counts)) * UNIT  # in its group
+    inside = first[:, None] + jnp.arange(UNIT, dtype=jnp.int32)
+    exists = (inside < of(sizes)[:, None]) & (group < groups)[:, None]
+    row = jnp.where(exists, inside + of(ends - sizes)[:, None], rows)
     number = jnp.arange(rows, dtype=jnp.int32)
-    own = jnp.searchsorted(ends, number, side="right")  # G for rows behind all groups
-    place = number - (ends - sizes).at[own].get(mode="clip")
-    place += (tile_ends - tile_counts).at[own].get(mode="clip") * TILE_ROWS
-    place = jnp.where(own < groups, place, count * TILE_ROWS)
-    return _Tiles(group, row, place.astype(jnp.int32))
+    own = jnp.searchsorted(ends, number, side="right", method="scan_unrolled")
+    of = functools.partial(jnp.take, indices=own, mode="clip")
+    place = number - of(ends - sizes) + of(tile_ends - tile_counts) * UNIT
+    place = jnp.where(own < groups, place, count * UNIT)  # else behind all groups
+    starts = jnp.concatenate([jnp.zeros_like(tile_ends, shape=(1,)), tile_ends]) * UNIT
+    return _Tiles(*(x.astype(jnp.int32) for x in (group, starts, row, place)))
 
 
 # ---- The three products --------------------------------------------------------------------------
 
 
-def _pick(stack: BlockScaledArray, index: jax.Array) -> BlockScaledArray:
-    """One matrix of a stack, as a stack of one."""
-    return jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, 0), stack)
+def _rows_together(x: BlockScaledArray) -> BlockScaledArray:
+    """Tiles [T, 128, K] as [1, T * 128, K]; tiles of scales hold 128 rows as well."""
+
+    def together(part: jax.Array) -> jax.Array:
+        count, rows, *rest = part.shape
+        return sharding.reshape(part, (1, count * rows, *rest))
+
+    return dataclasses.replace(x, values=together(x.values), scales=together(x.scales))
 
 
-def _by_tile(tiles: _Tiles, x: Any, w: Any, dtype: Any) -> jax.Array:
-    """[T, 128, N]: each tile of x [T, 128, K] times the matrix of its group, w [G, N, K]."""
+def _columns_together(x: BlockScaledArray) -> BlockScaledArray:
+    """Tiles [T, C, 128] as [1, C, T * 128]; packed rows and tiles of scales end at 128."""
 
-    def step(_: None, item: Any) -> tuple[None, jax.Array]:
-        one, group = item
-        one = jax.tree.map(lambda leaf: leaf[None], one)
-        return None, multiply(one, _pick(w, group), dtype)[0]
+    def together(part: jax.Array) -> jax.Array:
+        count, rows, length, *rest = part.shape
+        part = jnp.swapaxes(part, 0, 1)
+        return sharding.reshape(part, (1, rows, count * length, *rest))
 
-    return jax.lax.scan(step, None, (x, tiles.group))[1]
+    values, scales = together(x.values), together(x.scales)
+    length = x.values.shape[0] * UNIT
+    return dataclasses.replace(x, values=values, scales=scales, length=length)
 
 
-def _by_group(tiles: _Tiles, x: Any, dy: Any, like: jax.Array) -> jax.Array:
+def _by_tile(tiles: _Tiles, x: BlockScaledArray, w: BlockScaledArray, dtype: Any) -> jax.Array:
+    """[T * 128, N]: each tile of x [T, 128, K] times the matrix of its group, w [G, N, K].
+
+    What lies in tiles of no group is not defined.
+    """
+    groups = w.values.shape[0]
+    scales = tiles.by_group(x.global_scale, groups), w.global_scale
+    units = tiles.group.astype(jnp.uint32)
+    return multiply_groups(_rows_together(x), w, scales, units, "rows", dtype)[0]
+
+
+def _by_group(tiles: _Tiles, x: BlockScaledArray, dy: BlockScaledArray, like: Any) -> jax.Array:
     """[G, K, N]: the sum over a group's tiles of x [T, K, 128] times dy [T, N, 128]."""
-
-    def step(total: jax.Array, item: Any) -> tuple[jax.Array, None]:
-        one, other, group = item
-        one, other = (jax.tree.map(lambda leaf: leaf[None], v) for v in (one, other))
-        before = jax.lax.dynamic_index_in_dim(total, group, 0)
-        after = multiply(one, other, jnp.float32, accumulate=before)
-        return jax.lax.dynamic_update_index_in_dim(total, after, group, 0), None
-
-    start, _ = _compat.vary_alike(jnp.zeros_like(like, dtype=jnp.float32), tiles.group)
-    return jax.lax.scan(step, start, (x, dy, tiles.group))[0].astype(like.dtype)
+    x_scale, dy_scale = (tiles.by_group(v.global_scale, like.shape[0]) for v in (x, dy))
+    a, b = _columns_together(x), _columns_together(dy)
+    starts = tiles.starts.astype(jnp.uint32)
+    return multiply_groups(a, b, (x_scale, dy_scale), starts, "k", like.dtype)
 
 
 _WGRAD = jax.lax.RaggedDotDimensionNumbers(

@@ -34,6 +34,8 @@ def native(program: str, folder: Path) -> dict[str, np.ndarray]:
     [
         ("dot", "100a", {"amax_rotated_rows_32", "quantize_mx6_32", "gemm_sm100_nvfp4_128x32"}),
         ("dot", "121a", {"amax_rotated_rows_32", "quantize_mx8_32", "gemm_sm120_nvfp4_128x32"}),
+        ("ragged", "100a", {"gemm_sm100_nvfp4_128x64", "gemm_sm100_mxf8f6f4_128x64"}),
+        ("ragged", "121a", {"gemm_sm120_nvfp4_128x64", "gemm_sm120_mxf8f6f4_128x64"}),
         ("training", "100a", {"gemm_sm100_nvfp4_128x64", "amax_32", "quantize_nvfp4_16"}),
     ],
 )

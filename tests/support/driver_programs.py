@@ -57,8 +57,44 @@ def training_steps() -> Arrays:
     return result
 
 
+RAGGED_SIZES = {  # of 384 rows
+    "edges of tiles": [127, 0, 128, 129, 0],
+    "one row each, rows behind": [1, 0, 1, 1, 40],
+    "negative, and too many": [-5, 150, -(1 << 31), 300, (1 << 31) - 1],
+    "nothing": [0, 0, 0, 0, 0],
+}
+
+
+def ragged() -> Arrays:
+    """ragged_dot, its gradients, and what its quantizers saved; sizes of every kind."""
+    # NVFP4 as published; and 6- and 8-bit codes beside 4-bit ones, whose rows are padded first.
+    mixed = fp4.Recipe(
+        "mixed", *(fp4.Operand(f) for f in (fp4.MXFP8_E4M3, fp4.MXFP4, fp4.MXFP6_E2M3, fp4.MXFP4)),
+        *(fp4.Operand(f) for f in (fp4.MXFP4, fp4.MXFP8_E5M2)),
+    )  # fmt: skip
+    x, w, dy = _normal(0, (384, 72)), _normal(1, (5, 72, 40)), _normal(2, (384, 40))
+    result: Arrays = {}
+    for recipe in (fp4.recipes.NVFP4, fp4.recipes.MXFP4, mixed):
+
+        @jax.jit
+        def run(sizes: jax.Array, recipe: fp4.Recipe = recipe) -> dict[str, jax.Array]:
+            def product(x: jax.Array, w: jax.Array) -> jax.Array:
+                return fp4.ragged_dot(x, w, sizes, recipe=recipe)
+
+            y, pull = jax.vjp(product, x, w)
+            dx, dw = pull(dy)
+            saved = [leaf for leaf in jax.tree.leaves(pull) if leaf.dtype == np.uint8]
+            return {"y": y, "dx": dx, "dw": dw} | {f"saved {i}": v for i, v in enumerate(saved)}
+
+        for name, sizes in RAGGED_SIZES.items():
+            made = run(jnp.array(sizes))
+            result |= {f"{recipe.name} {name} {k}": np.asarray(v) for k, v in made.items()}
+    return result
+
+
 PROGRAMS: dict[str, Callable[[], Arrays]] = {
     "dot": dot,
+    "ragged": ragged,
     "training": training_steps,
 }
 

@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, help="products of one call (default: 1)")
     parser.add_argument("--format", default="NVFP4", help="of A, and of B without --format-b")
     parser.add_argument("--format-b", help="of B")
+    parser.add_argument(
+        "--groups",
+        choices=("rows", "k"),
+        help="the batch are groups of M's rows, each with its own B, or of K: products of ragged_dot",
+    )
     parser.add_argument("--shared", choices=("a", "b"), help="operand without a batch of its own")
     parser.add_argument("--linear", action="store_true", help="scales are linear, not tiled")
     parser.add_argument(
@@ -53,17 +58,24 @@ def run(arguments: argparse.Namespace) -> int:
             return 2
         layout = "linear" if arguments.linear else "tiled"
         operands.append(f"{format.attribute()} layout={layout}")
-    batched = arguments.batch != 1
+    batched = arguments.batch != 1 and arguments.groups is None
+    if arguments.groups is not None and arguments.shared is not None:
+        print("jax_fp4 plan: --shared does not go with --groups", file=sys.stderr)
+        return 2
     chip, multiprocessors = CHIPS[arguments.chip]
     try:
         plan = _native.plan_gemm(
             operands[0],
             operands[1],
             (arguments.batch, arguments.m, arguments.n, arguments.k),
-            (batched and arguments.shared != "a", batched and arguments.shared != "b"),
+            (
+                batched and arguments.shared != "a",
+                (batched and arguments.shared != "b") or arguments.groups == "rows",
+            ),
             arguments.out_dtype,
             chip,
             multiprocessors,
+            arguments.groups or "",
         )
     except ValueError as error:
         print(f"jax_fp4 plan: {error}", file=sys.stderr)

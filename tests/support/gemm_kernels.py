@@ -4,6 +4,7 @@ Everything around the operands is poison: codes of the largest magnitude, NaN sc
 canary pattern. Whatever a kernel reads or writes too much shows up in D or in the canaries.
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,16 +117,27 @@ def ptx(variant: Variant) -> str:
     return device_kernels.ptx(variant.name, variant.target)
 
 
+def _with_parts(source: str, seen: set[str]) -> str:
+    """The source with the files of parts/ in place of their includes, each once."""
+
+    def content(match: re.Match[str]) -> str:
+        if match[1] in seen:
+            return ""
+        seen.add(match[1])
+        part = (ROOT / "csrc" / "kernels" / "parts" / match[1]).read_text()
+        return _with_parts(part.replace("#pragma once\n", ""), seen)
+
+    return re.sub(r'#include "kernels/parts/([\w.]+)"\n', content, source)
+
+
 def changed_ptx(variant: Variant, old: str, new: str, file: str = "") -> str:
     """The same with a change of the source or of a file of parts/, which has to fit one place."""
     row = device_kernels.kernel(variant.name)
-    folder = ROOT / "csrc" / "kernels"
-    source = (folder / row.source).read_text()
+    source = (ROOT / "csrc" / "kernels" / row.source).read_text()
     if file:
-        part = (folder / "parts" / file).read_text().replace("#pragma once\n", "")
-        include = f'#include "kernels/parts/{file}"\n'
-        assert include in source
-        source = source.replace(include, part)
+        seen: set[str] = set()
+        source = _with_parts(source, seen)
+        assert file in seen
     assert source.count(old) == 1, f"{source.count(old)} places for {old!r}"
     return device_kernels.compiler().compile_ptx(row, variant.target, source.replace(old, new))
 
@@ -172,8 +184,14 @@ class Problem:
     splits: int = 1  # of K
     direct: bool = False  # D through no tensor map even where one could be used
     transposed: bool = False  # D is [batch, n, m]
-    row_groups: list[int] | None = None  # of each tile of rows; -1: none
+    row_groups: list[int] | None = None  # of each tile of rows; -1, or more than there are: none
     k_groups: list[int] | None = None  # first k of each group, and the end of the last
+
+    def k_of(self, group: int) -> slice:
+        """What a group sums over: whole units of 128, as far as there is K."""
+        assert self.k_groups is not None
+        first, end = (min(self.k_groups[i] // 128 * 128, self.k) for i in (group, group + 1))
+        return slice(first, max(first, end))
 
     @property
     def batch(self) -> int:
@@ -264,11 +282,11 @@ def expected(p: Problem) -> np.ndarray:
     if p.row_groups is not None:
         for tile, group in enumerate(p.row_groups):
             rows = slice(tile * p.variant.tile_m, (tile + 1) * p.variant.tile_m)
-            if group >= 0:
+            if 0 <= group < len(p.b.codes):
                 result[0, rows] = finished(p, group, 0, rows, 0, slice(0, p.k))
         return result
     for i in range(p.batch):
-        k = slice(0, p.k) if p.k_groups is None else slice(p.k_groups[i], p.k_groups[i + 1])
+        k = slice(0, p.k) if p.k_groups is None else p.k_of(i)
         result[i] = finished(p, i, i, slice(None), i, k)
     return result
 
@@ -367,7 +385,9 @@ class Run:
         return self.machine.address(array) + GUARD
 
     def _indices(self, values: list[int] | None) -> int:
-        return 0 if values is None else self._place(np.array(values, np.int32), 0xFF)
+        return (
+            0 if values is None else self._place(np.array(values, np.int64).astype(np.uint32), 0xFF)
+        )
 
     def _operand(self, o: Operand, box_rows: int, scale_tiles: int) -> tuple[bytes, bytes]:
         """The tensor maps of codes and scales."""

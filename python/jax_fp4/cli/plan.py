@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--groups",
         choices=("rows", "k"),
-        help="the batch are groups of M's rows, each with its own B, or of K: products of ragged_dot",
+        help="the batch are groups of rows of A, each with its own B, or of K",
     )
     parser.add_argument("--shared", choices=("a", "b"), help="operand without a batch of its own")
     parser.add_argument("--linear", action="store_true", help="scales are linear, not tiled")

@@ -29,9 +29,10 @@ def plan(
     out: str = "bfloat16",
     chip: int = 100,
     multiprocessors: int = 148,
+    grouping: str = "",
 ) -> dict[str, object]:
     a, b = (attribute(f, layout) for f in formats)
-    return _native.plan_gemm(a, b, shape, batched, out, chip, multiprocessors)
+    return _native.plan_gemm(a, b, shape, batched, out, chip, multiprocessors, grouping)
 
 
 @given(
@@ -84,6 +85,65 @@ def test_every_problem_has_a_plan_that_covers_it(
     assert TILES[tile][1] >= 64 or columns <= 32
 
 
+@given(
+    groups=st.integers(0, 300),
+    rows=st.integers(0, 400).map(lambda tiles: 128 * tiles),
+    n=SIZES,
+    k=SIZES,
+    formats=st.one_of(
+        st.just((fp4.NVFP4, fp4.NVFP4)), st.tuples(st.sampled_from(MX), st.sampled_from(MX))
+    ),
+    layout=st.sampled_from(["tiled", "linear"]),
+    grouping=st.sampled_from(["rows", "k"]),
+    chip=st.sampled_from([80, 90, 100, 103, 120]),
+)
+@example(128, 1 << 20, 14336, 5120, (fp4.NVFP4, fp4.NVFP4), "tiled", "rows", 100)
+@example(128, 1 << 20, 14336, 5120, (fp4.NVFP4, fp4.NVFP4), "tiled", "k", 100)
+def test_every_product_of_groups_has_a_plan(
+    groups: int,
+    rows: int,
+    n: int,
+    k: int,
+    formats: tuple[fp4.Format, fp4.Format],
+    layout: str,
+    grouping: str,
+    chip: int,
+) -> None:
+    """From static sizes alone: K is not split, and groups of rows have tiles of 128 rows of A."""
+    by_rows = grouping == "rows"
+    shape = (groups, rows, n, k) if by_rows else (groups, n, k, rows)
+    options = (formats, layout, (False, by_rows), "float32", chip, 148, grouping)
+    chosen = plan(shape, *options)
+    limit = _native.gemm_workspace(
+        *(attribute(f, layout) for f in formats), shape, (False, by_rows), "float32", grouping
+    )
+    assert 0 <= chosen["workspace_bytes"] <= limit
+    if 0 in shape:
+        assert chosen["kernel"] == ""
+        return
+    assert chosen["splits"] == 1
+    tile_m, tile_n = TILES[str(chosen["kernel"]).split("_")[3]]
+    if by_rows:
+        assert tile_m == 128 and not chosen["exchanged"]
+    columns = shape[1] if chosen["exchanged"] else shape[2]
+    assert tile_n >= 64 or columns <= 32
+
+
+def test_the_workspace_of_groups_does_not_grow_with_their_number() -> None:
+    """Padded rows and tiled scales only: those of A once, not once a group."""
+    sizes = [
+        _native.gemm_workspace(
+            *(attribute(f, "linear") for f in (fp4.MXFP4, fp4.MXFP8_E4M3)),
+            (groups, 1024, 256, 320),
+            (False, False),
+            "float32",
+            "k",
+        )
+        for groups in (1, 64)
+    ]
+    assert sizes[0] == sizes[1] > 0
+
+
 @pytest.mark.parametrize(
     ("shape", "kernel", "exchanged", "splits"),
     [
@@ -104,7 +164,7 @@ def test_choices_for_known_shapes(
 
 
 def test_every_product_kernel_is_the_choice_for_some_problem() -> None:
-    """No variant is compiled that no plan uses; one of gemm_sm100 is there for groups of rows."""
+    """No variant is compiled that no plan uses; one of gemm_sm100 is that of groups of rows."""
     sizes = [1, 16, 48, 64, 128, 200, 512, 1024, 4096, 8192]
     pairs = [(fp4.NVFP4, fp4.NVFP4), (fp4.MXFP4, fp4.MXFP4), (fp4.MXFP8_E4M3, fp4.MXFP4)]
     chosen = {
@@ -116,7 +176,11 @@ def test_every_product_kernel_is_the_choice_for_some_problem() -> None:
         for k in (128, 1024, 16384)
     }
     names = {kernel.name for kernel in device_kernels.compiler().kernels()}
-    grouped = {f"gemm_sm100_{kind}_128x128" for kind in ("nvfp4", "mxfp4", "mxf8f6f4")}
+    grouped = {
+        plan((8, 8192, 4096, 4096), pair, batched=(False, True), grouping="rows")["kernel"]
+        for pair in pairs
+    }
+    assert grouped == {f"gemm_sm100_{kind}_128x128" for kind in ("nvfp4", "mxfp4", "mxf8f6f4")}
     products = {name for name in names if name.startswith("gemm_") and name != "gemm_reduce"}
     assert chosen == products - grouped
 
@@ -139,6 +203,8 @@ def test_a_plan_depends_on_its_arguments_only() -> None:
         ({"shape": (1, -1, 1, 1)}, "below 2\\^31"),
         ({"shape": (1 << 30, 1 << 20, 1 << 20, 64)}, "more than 2\\^48 elements"),
         ({"shape": ((1 << 31) - 1, 300, 128, 8), "multiprocessors": 1}, "more tiles than a grid"),
+        ({"shape": (2, 100, 8, 128), "grouping": "rows"}, "whole tiles of 128"),
+        ({"shape": (2, 128, 8, 100), "grouping": "k"}, "whole tiles of 128"),
         ({"shape": (1, 8, 8, 8), "chip": 75}, "no kernel for compute capability 7.5"),
         ({"shape": (1, 8, 8, 8), "formats": (fp4.NVFP4, fp4.MXFP4)}, "different sizes"),
     ],
@@ -156,6 +222,16 @@ def test_the_command_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None
     assert "kernel: gemm_sm100_nvfp4_256x256" in text and "(modelled)" in text
     assert main(["plan", "16", "4096", "4096", "--format", "mxfp8_e4m3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["exchanged"] is True
+    assert main(["plan", "512", "64", "64", "--batch", "3", "--groups", "rows"]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "groups 3, M 512" in text and "groups: 3 of rows, their sizes known to the device" in text
+    )
+    assert main(["plan", "64", "64", "512", "--batch", "3", "--groups", "k"]) == 0
+    assert "3 in all" in capsys.readouterr().out
+    assert main(["plan", "16", "16", "16", "--groups", "rows"]) == 2
+    assert main(["plan", "128", "16", "16", "--groups", "rows", "--shared", "a"]) == 2
+    assert "whole tiles of 128" in capsys.readouterr().err
     assert main(["plan", "16", "16", "16", "--format", "fp5"]) == 2
     assert main(["plan", "16", "16", "16", "--format-b", "mxfp4"]) == 2
     assert "different sizes" in capsys.readouterr().err

@@ -207,7 +207,7 @@ def _rows_together(x: BlockScaledArray) -> BlockScaledArray:
 
     def together(part: jax.Array) -> jax.Array:
         count, rows, *rest = part.shape
-        return sharding.reshape(part, (1, count * rows, *rest))
+        return sharding.reshape(part, (count * rows, *rest))[None]
 
     return dataclasses.replace(x, values=together(x.values), scales=together(x.scales))
 
@@ -218,7 +218,7 @@ def _columns_together(x: BlockScaledArray) -> BlockScaledArray:
     def together(part: jax.Array) -> jax.Array:
         count, rows, length, *rest = part.shape
         part = jnp.swapaxes(part, 0, 1)
-        return sharding.reshape(part, (1, rows, count * length, *rest))
+        return sharding.reshape(part, (rows, count * length, *rest))[None]
 
     values, scales = together(x.values), together(x.scales)
     length = x.values.shape[0] * UNIT

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import jax_fp4 as fp4
 from support.jax_reference import gaussian, same_bytes
 
-TARGETS = ("amax", "quantize", "dequantize", "scaled_matmul")
+TARGETS = ("amax", "quantize", "dequantize", "scaled_matmul", "grouped_matmul")
 CHECKS = [jax.export.DisabledSafetyCheck.custom_call(f"jax_fp4_{name}") for name in TARGETS]
 POLICY = jax.checkpoint_policies.save_only_these_names("quantization")
 SIZES = jnp.array([5, 0, 3], jnp.int32)

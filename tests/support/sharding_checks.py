@@ -254,6 +254,10 @@ def scanned(x: jax.Array, ws: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda h, w: (jax.checkpoint(fp4.dot)(h, w), None), x, ws)[0]
 
 
+def grouped(x: jax.Array, w: jax.Array) -> jax.Array:
+    return fp4.ragged_dot(x, w, jnp.array([130, 0, 60]))
+
+
 FAMILY: dict[str, tuple[Callable[..., Any], list[tuple[tuple[int, ...], Any]]]] = {
     "leading dimensions": (fp4.dot, [((4, 64, 128), P("d", "t")), ((128, 256), P("d", "t"))]),
     "experts": (
@@ -273,6 +277,11 @@ FAMILY: dict[str, tuple[Callable[..., Any], list[tuple[tuple[int, ...], Any]]]] 
     "quantized weight": (
         dot_of_quantized_weight,
         [((64, 128), P("d")), ((128, 128), P("d", "t"))],
+    ),
+    "groups": (grouped, [((200, 128), P("d")), ((3, 128, 512), P(None, "t", "d"))]),
+    "groups, vmap over shards": (
+        jax.vmap(grouped),
+        [((4, 200, 64), P("d")), ((4, 3, 64, 32), P("d", None, "t"))],
     ),
     "unquantized": (
         lambda x, w: fp4.dot(x, w, recipe=fp4.recipes.BF16),

@@ -95,8 +95,8 @@ def _ragged(format: Any, sizes: tuple[int, ...], rows: int, k: int, n: int) -> A
 
     import jax_fp4
 
-    operand = jax_fp4.Operand(format)
-    recipe = jax_fp4.Recipe("verify", *[operand] * 6)
+    one = jax_fp4.Operand(format)
+    recipe = jax_fp4.Recipe("verify", one, one, one, one, one, one)
     x, w = jnp.asarray(_normal(1, rows, k)), jnp.asarray(_normal(2, len(sizes), k, n))
     dy = jnp.asarray(_normal(3, rows, n))
 

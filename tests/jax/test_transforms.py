@@ -404,6 +404,36 @@ def test_handlers_check_what_they_are_given() -> None:
             call(*operands, operand=attribute, k=np.int64(k))
 
 
+def test_the_handler_of_groups_checks_what_it_is_given() -> None:
+    """Whole tiles, a group for each, a scale for each group; numbers may be anything."""
+    operand = "element=e2m1 scale=ue4m3 block=16 layout=linear"
+    a, b = jnp.full((1, 256, 32), 0x22, jnp.uint8), jnp.full((2, 5, 32), 0x22, jnp.uint8)
+    scales = [jnp.full((*v.shape[:2], 4), 0x38, jnp.uint8) for v in (a, b)]  # codes and scales: 1
+    ones, where = jnp.array([1.0, 2.0]), jnp.array([[1, 0xFFFF_FFFF]], jnp.uint32)
+
+    def call(
+        out: tuple[int, ...] = (1, 256, 5), ones: Any = ones, where: Any = where, **more: Any
+    ) -> Any:
+        given = {"a": operand, "b": operand, "k": 64, "groups": 2, "grouping": "rows"} | more
+        given |= {name: np.int64(given[name]) for name in ("k", "groups")}
+        target = jax.ffi.ffi_call("jax_fp4_grouped_matmul", jax.ShapeDtypeStruct(out, jnp.float32))
+        return target(a, scales[0], ones, b, scales[1], ones, where, **given)
+
+    assert (np.asarray(call())[0, :128] == 64 * 4).all()
+    for arguments, message in (
+        ({"grouping": "columns"}, "groups of rows or of k"),
+        ({"groups": 0}, "at least one"),
+        ({"grouping": "k", "out": (2, 256, 5)}, "whole tiles of 128"),
+        ({"groups": 3}, "2 matrices of b, expected 3"),
+        ({"ones": ones[:1]}, "1 global scales of a, expected 2"),
+        ({"where": where[:, :1]}, r"groups has shape \(1, 1\), expected \(1, 2\)"),
+        ({"out": (1, 256, 4)}, r"out has shape \(1, 256, 4\), expected \(1, 256, 5\)"),
+        ({"b": operand.replace("ue4m3 block=16", "ue8m0 block=32")}, "b.scales has shape"),
+    ):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+            call(**arguments)
+
+
 CACHE_SCRIPT = textwrap.dedent("""
     import sys, jax, jax.numpy as jnp, jax_fp4 as fp4
     jax.config.update("jax_compilation_cache_dir", sys.argv[1])

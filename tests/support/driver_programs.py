@@ -15,6 +15,7 @@ import numpy as np
 import jax_fp4 as fp4
 from jax_fp4 import _native
 from jax_fp4.cli import training, transformer
+from jax_fp4.grouped import multiply_groups
 
 Arrays = dict[str, np.ndarray]
 
@@ -89,7 +90,21 @@ def ragged() -> Arrays:
         for name, sizes in RAGGED_SIZES.items():
             made = run(jnp.array(sizes))
             result |= {f"{recipe.name} {name} {k}": np.asarray(v) for k, v in made.items()}
-    return result
+    return result | _groups_that_mean_nothing()
+
+
+def _groups_that_mean_nothing() -> Arrays:
+    """Numbers that ragged_dot would not make, given to the handler."""
+    a = fp4.quantize(_normal(3, (1, 384, 256)), fp4.MXFP4)
+    b = fp4.quantize(_normal(4, (3, 40, 256)), fp4.MXFP4)
+    ones = (jnp.ones(3), jnp.ones(3))
+    rows = jnp.array([2, 3, 0], jnp.uint32)
+    by_rows = multiply_groups(a, b, ones, rows, "rows", jnp.float32)
+    columns = jnp.array([200, (1 << 32) - 1, 0, 5], jnp.uint32)
+    one = jax.tree.map(lambda part: part[:1], b)
+    by_k = multiply_groups(a, one, ones, columns, "k", jnp.float32)
+    # Rows of no group are not defined.
+    return {"wild rows": np.asarray(by_rows[0, jnp.r_[:128, 256:384]]), "wild k": np.asarray(by_k)}
 
 
 PROGRAMS: dict[str, Callable[[], Arrays]] = {

@@ -118,7 +118,7 @@ FAULTS = {
         "  ptx::fence_mbarrier_init_release_cluster();",
         "",
         ("race",),
-        ("cp.async.bulk.tensor.3d.shared::cluster",),
+        ("cp.async.bulk.tensor.3d.shared::cluster", "cp.async.bulk.tensor.4d.shared::cluster"),
         PAIR,
     ),
     "nobody waits for the answer about tiles": Fault(

@@ -39,14 +39,16 @@ _LOG_LINES = 20  # of a run whose output is no terminal
 _BAR = 24
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """The type of an argument that counts something."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {value}")
     return value
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
+    """The type of an argument that is a seed."""
     value = int(text)
     if not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"must lie in [0, 2**32), got {value}")
@@ -64,7 +66,7 @@ def _recipes(text: str) -> tuple[str, ...]:
     return names
 
 
-for _type, _name in ((_positive, "positive integer"), (_seed, "seed")):
+for _type, _name in ((positive, "positive integer"), (seed, "seed")):
     _type.__name__ = _name  # argparse's message for what int() refuses: "invalid ... value"
 
 
@@ -78,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(jax_fp4.RECIPES)} (default: BF16,NVFP4)",
     )
     parser.add_argument(
-        "--steps", type=_positive, default=500, help="training steps (default: %(default)s)"
+        "--steps", type=positive, default=500, help="training steps (default: %(default)s)"
     )
     parser.add_argument(
         "--size",
@@ -96,12 +98,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("out/demo"), metavar="DIR", help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--seed", type=_seed, default=0, help="of weights and batches (default: %(default)s)"
+        "--seed", type=seed, default=0, help="of weights and batches (default: %(default)s)"
     )
     parser.add_argument("--restart", action="store_true", help="start anew, whatever --out holds")
 
 
-class _Progress:
+class Progress:
     """A line that is rewritten on a terminal; elsewhere a new line every so often."""
 
     def __init__(self, steps: int, tokens_per_step: int, first_step: int) -> None:
@@ -115,6 +117,7 @@ class _Progress:
         self._interval = max(1, steps // _LOG_LINES)
 
     def update(self, state: training.State) -> None:
+        """Shows the step just done."""
         done = state.step - self._first_step
         if done == 0:
             self._started = time.perf_counter()
@@ -137,12 +140,13 @@ class _Progress:
             print("  ".join(parts), flush=True)
 
     def close(self) -> None:
+        """Leaves the line."""
         if self._terminal:
             print(flush=True)
 
 
 @contextmanager
-def _interrupt_flag() -> Iterator[Callable[[], bool]]:
+def interrupt_flag() -> Iterator[Callable[[], bool]]:
     """A function that says whether Ctrl-C was pressed; pressed again, it interrupts at once."""
     pressed = False
 
@@ -232,7 +236,7 @@ def _train_and_report(
             print(f"continuing after step {state.step}")
         print("compiling ...", end="" if sys.stdout.isatty() else "\n", flush=True)
 
-    progress = _Progress(config.steps, size.tokens_per_step, state.step + 1)
+    progress = Progress(config.steps, size.tokens_per_step, state.step + 1)
     saved_at = time.monotonic()
 
     def after_step(state: training.State) -> None:
@@ -242,7 +246,7 @@ def _train_and_report(
             training.save(checkpoint, config, state)
             saved_at = time.monotonic()
 
-    with _interrupt_flag() as interrupted:
+    with interrupt_flag() as interrupted:
         finished = training.train(config, corpus, state, stopped=interrupted, after_step=after_step)
         progress.close()  # the line stays
         training.save(checkpoint, config, state)

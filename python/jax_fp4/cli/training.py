@@ -17,7 +17,7 @@ import json
 import os
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Config:
         size: a name in `transformer.SIZES`.
         steps: of every recipe.
         seed: of initial weights and batches.
-        recipes: names in `jax_fp4.RECIPES`, in the order of the tables.
+        recipes: names in `jax_fp4.RECIPES`, or what `train` is given, in the order of the tables.
         text_digest: of the corpus.
     """
 
@@ -170,6 +170,7 @@ def train(
     *,
     stopped: Callable[[], bool],
     after_step: Callable[[State], None],
+    recipes: Mapping[str, jax_fp4.Recipe] = jax_fp4.RECIPES,
 ) -> bool:
     """Trains every recipe in ``state`` to the end, in place.
 
@@ -179,6 +180,7 @@ def train(
         state: where to start.
         stopped: asked before each step; True ends the training there.
         after_step: called after each step, for progress and checkpoints.
+        recipes: what the names in ``config.recipes`` mean.
 
     Returns:
         Whether the end was reached.
@@ -189,7 +191,7 @@ def train(
         if state.step == config.steps or stopped():
             break
         started = time.perf_counter()
-        step_functions[name] = _compiled_step(size, config.steps, jax_fp4.RECIPES[name])
+        step_functions[name] = _compiled_step(size, config.steps, recipes[name])
         run.compile_seconds += time.perf_counter() - started
 
     while state.step < config.steps:
@@ -208,7 +210,7 @@ def train(
 
     for name, run in state.runs.items():
         if run.validation is None:
-            run.validation = validation_loss(run.params, corpus, size, jax_fp4.RECIPES[name])
+            run.validation = validation_loss(run.params, corpus, size, recipes[name])
     return True
 
 
@@ -220,10 +222,11 @@ def validation_loss(
     corpus: Corpus,
     size: Size,
     recipe: jax_fp4.Recipe | Callable[[Any], jax_fp4.Recipe],
+    batches: int = _VALIDATION_BATCHES,
 ) -> float:
     """The loss on held-out text, in nats a byte, under a recipe or one for each weight."""
-    batches = corpus.validation_batches(_VALIDATION_BATCHES, size.batch, size.context + 1)
-    losses = [float(_validation_step(params, tokens, size, recipe)) for tokens in batches]
+    tokens_of = corpus.validation_batches(batches, size.batch, size.context + 1)
+    losses = [float(_validation_step(params, tokens, size, recipe)) for tokens in tokens_of]
     return float(np.mean(losses))
 
 

@@ -73,6 +73,7 @@ class Size:
 
 
 SIZES: dict[str, Size] = {
+    "micro": Size(64, 2, 256, 2, context=128, batch=4, learning_rate=2e-3),  # 0.1 M parameters
     "tiny": Size(128, 3, 512, 4, context=128, batch=8, learning_rate=1e-3),  # 0.6 M parameters
     "small": Size(256, 6, 1024, 8, context=256, batch=8, learning_rate=1e-3),  # 4.8 M
     "medium": Size(512, 8, 2048, 8, context=256, batch=16, learning_rate=6e-4),  # 25 M

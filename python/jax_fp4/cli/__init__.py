@@ -20,6 +20,7 @@ _COMMANDS = {
     "doctor": "say what is installed, what is used and what is missing",
     "verify": "run every kernel on every backend that is here, and compare",
     "bench": "measure this machine against other implementations",
+    "memory": "say what a training step of a large model keeps and moves, in bytes",
     "plan": "say which kernel a GPU would run for a product",
     "sim": "run a PTX kernel on the CPU and watch it",
 }

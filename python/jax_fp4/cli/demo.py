@@ -55,7 +55,8 @@ def seed(text: str) -> int:
     return value
 
 
-def _recipes(text: str) -> tuple[str, ...]:
+def recipes(text: str) -> tuple[str, ...]:
+    """The type of an argument that lists recipes by name."""
     names = tuple(text.split(","))
     for name in names:
         if name not in jax_fp4.RECIPES:
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument(
         "--recipes",
-        type=_recipes,
+        type=recipes,
         default=("BF16", "NVFP4"),
         metavar="NAME,...",
         help=f"of {', '.join(jax_fp4.RECIPES)} (default: BF16,NVFP4)",

@@ -1,14 +1,15 @@
 """How many bytes a forward pass keeps for the backward pass, read off JAX's own linearization.
 
-`jax.vjp` of one block is traced, not run; what its backward function closes over is what is saved.
-Each saved array counts once, and the block's own arguments (the float32 weights, its input) do not
-count: they are there anyway.
+`jax.vjp` is traced, not run; what its backward function closes over is what is saved. Each saved
+array counts once, and the arguments (the float32 weights, the input) do not count: they are there
+anyway.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from jax_fp4.product import RESIDUAL_NAME
 
 @dataclasses.dataclass(frozen=True)
 class SavedBytes:
-    """Bytes saved by all blocks in one step.
+    """Bytes saved for one backward pass.
 
     Attributes:
         linear_activations: inputs of the linear layers, as their weight gradients will read them.
@@ -36,17 +37,20 @@ class SavedBytes:
     other_activations: int
 
 
-def saved_bytes(size: Size, recipe: jax_fp4.Recipe) -> SavedBytes:
-    """The account of a model of this size under ``recipe``."""
-    layer = jax.eval_shape(lambda: transformer.initial_params(size, 0)["blocks"][0])
-    x = jax.ShapeDtypeStruct((size.batch, size.context, size.width), jnp.float32)
+def saved_by(function: Callable[[Any, jax.Array], jax.Array], params: Any, x: Any) -> SavedBytes:
+    """What the backward pass of ``function(params, x)`` keeps.
+
+    Args:
+        function: its linear layers are those of jax_fp4.
+        params: a pytree of arrays or shapes.
+        x: the activations that go in, an array or a shape.
+    """
 
     def residuals(params: Any, x: jax.Array) -> list[Any]:
-        linear = transformer.Linear(recipe)
-        _, backward = jax.vjp(lambda p, x: transformer.block(p, x, size, linear)[0], params, x)
+        _, backward = jax.vjp(function, params, x)
         return jax.tree.leaves(backward)
 
-    jaxpr = jax.make_jaxpr(residuals)(layer, x).jaxpr
+    jaxpr = jax.make_jaxpr(residuals)(params, x).jaxpr
     x_variable = jaxpr.invars[-1]
     depends: dict[Any, bool] = {v: v is x_variable for v in jaxpr.invars}  # on x
     named: set[Any] = set()
@@ -66,4 +70,14 @@ def saved_bytes(size: Size, recipe: jax_fp4.Recipe) -> SavedBytes:
         if kind == "other" and of_what == "weights":
             continue  # constants of the model, such as rotary angles and the causal mask
         totals[f"{kind}_{of_what}"] += math.prod(aval.shape) * aval.dtype.itemsize
-    return SavedBytes(**{name: size.layers * total for name, total in totals.items()})
+    return SavedBytes(**totals)
+
+
+def saved_bytes(size: Size, recipe: jax_fp4.Recipe) -> SavedBytes:
+    """The account of all blocks of the demo's model under ``recipe``, for one step."""
+    layer = jax.eval_shape(lambda: transformer.initial_params(size, 0)["blocks"][0])
+    x = jax.ShapeDtypeStruct((size.batch, size.context, size.width), jnp.float32)
+    linear = transformer.Linear(recipe)
+    one = saved_by(lambda p, x: transformer.block(p, x, size, linear)[0], layer, x)
+    totals = {name: size.layers * total for name, total in dataclasses.asdict(one).items()}
+    return SavedBytes(**totals)

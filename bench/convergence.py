@@ -7,7 +7,7 @@
 
 Model, text, optimizer and checkpoints are those of `python -m jax_fp4 demo`, in its size "micro".
 A run keeps its checkpoint below --out and leaves one small file, NAME-seedN.json, in --results;
-convergence_report.py reads those.
+convergence_results.py reads those, convergence_report.py shows them.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ import jax_fp4
 from jax_fp4.cli import corpus as corpora
 from jax_fp4.cli import demo, report, training, transformer
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import convergence_report
+import convergence_results
+
 from support import planted_bugs
+from support.repository import ROOT
 
 STEPS, BUG_STEPS = 10_000, 2_000
 AVERAGED_STEPS = 50  # of one point of a stored curve
@@ -173,7 +175,9 @@ def _train(arguments: argparse.Namespace, name: str, command: Sequence[str]) -> 
         )
     size = transformer.SIZES[arguments.size]
     corpus = corpora.load(arguments.text, size.context + 1)
-    config = training.Config(arguments.size, arguments.steps, arguments.seed, (name,), corpus.digest)
+    config = training.Config(
+        arguments.size, arguments.steps, arguments.seed, (name,), corpus.digest
+    )
     recipes = {**RECIPES, **dict.fromkeys(BUGGY, jax_fp4.recipes.NVFP4)}
     folder: Path = arguments.out / f"{name}-seed{arguments.seed}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -213,8 +217,8 @@ def _train(arguments: argparse.Namespace, name: str, command: Sequence[str]) -> 
     )
     result = result_of(config, corpus, state, loss, command)
     arguments.results.mkdir(parents=True, exist_ok=True)
-    path = arguments.results / convergence_report.file_name(name, arguments.seed)
-    convergence_report.check(path, result)
+    path = arguments.results / convergence_results.file_name(name, arguments.seed)
+    convergence_results.check(path, result)
     report.write_json(path, result)
     print(f"written: {path}")
     return 0
@@ -230,7 +234,7 @@ def _run(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 def _all(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     """Each run in a process of its own; stops at the first that does."""
     for name, seed in PLAN:
-        if (arguments.results / convergence_report.file_name(name, seed)).exists():
+        if (arguments.results / convergence_results.file_name(name, seed)).exists():
             continue
         what = ["--bug", BUGGY[name]] if name in BUGGY else ["--recipe", name]
         words = [sys.executable, __file__, "run", *what, "--seed", str(seed), *rest]
@@ -251,7 +255,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return _all(arguments, words[1:])
         convergence_report.write(arguments.results, PLAN)
         return 0
-    except (corpora.CorpusError, training.TrainingError, convergence_report.ResultError) as error:
+    except (corpora.CorpusError, training.TrainingError, convergence_results.ResultError) as error:
         print(f"bench/convergence.py: error: {error}", file=sys.stderr)
         return 2
 

@@ -1,24 +1,21 @@
-"""Results of bench/convergence.py: what a file must hold, the table (README.md) and the picture."""
+"""The report of bench/convergence.py: the table, README.md, and the picture, convergence.png."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from convergence_results import FINAL_STEPS, Results, read
 
 from jax_fp4.cli.training import write_atomically
 
 PUBLISHED_GAP = 0.026
-"""Nats, mean over 10,000 steps of Llama 3 8B on C4, NVFP4 against FP8 (NVIDIA's JAX and MaxText blog)."""
+"""Nats, mean over 10,000 steps of Llama 3 8B on C4, NVFP4 against FP8.
 
-FINAL_STEPS = 500  # a final loss is the mean over these; the learning rate is then near its lowest
-_SETTING = ("steps", "averaged_steps", "validation_tokens", "model", "text")
-_KEYS = {"name", "bug", "seed", "steps_done", "losses", "validation_loss", "conditions", *_SETTING}
+Reported of NVIDIA's blog on training with JAX and MaxText in NVFP4, June 2026.
+"""
+
 _COLORS = {
     "BF16": "#444444",
     "FP8": "#17becf",
@@ -28,114 +25,6 @@ _COLORS = {
     "MXFP4": "#d62728",
 }
 _BUG_COLORS = ("#8c564b", "#e377c2", "#bcbd22", "#ff7f0e", "#7f7f7f")
-
-
-class ResultError(ValueError):
-    """A result file is not what it should be; the message says what to do."""
-
-
-def file_name(name: str, seed: int) -> str:
-    """Of a run's result."""
-    return f"{name}-seed{seed}.json"
-
-
-def check(path: Path, result: Any) -> None:
-    """Refuses what cannot be the result of a run.
-
-    Args:
-        path: of the file.
-        result: what it holds.
-
-    Raises:
-        ResultError: it names the entry, what was expected and what came.
-    """
-
-    def fail(entry: str, expected: str, got: Any) -> None:
-        raise ResultError(
-            f"{path.name}: {entry} must be {expected}, got {got}; delete the file and run it again"
-        )
-
-    if not isinstance(result, dict) or result.keys() != _KEYS:
-        keys = sorted(result) if isinstance(result, dict) else type(result).__name__
-        fail("its keys", ", ".join(sorted(_KEYS)), keys)
-    wanted = file_name(result["name"], result["seed"])
-    if path.name != wanted:
-        fail("the file's name", f"{wanted}, after its name and seed", path.name)
-    done, averaged = result["steps_done"], result["averaged_steps"]
-    if not averaged <= done <= result["steps"]:
-        fail("steps_done", f"from {averaged} to {result['steps']}", done)
-    if result["bug"] is None and done != result["steps"]:
-        fail("steps_done", f"{result['steps']} in a run without a planted bug", done)
-    if len(result["losses"]) != done // averaged:
-        fail("losses", f"{done // averaged} means of {averaged} steps", len(result["losses"]))
-    for entry in ("losses", "validation_loss"):
-        values = np.asarray(result[entry], np.float64)
-        if not (np.isfinite(values) & (values > 0)).all():
-            fail(entry, "positive and finite", values[~(np.isfinite(values) & (values > 0))])
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """All runs, of one setting.
-
-    Attributes:
-        runs: what each file holds, by name and seed.
-    """
-
-    runs: dict[tuple[str, int], dict[str, Any]]
-
-    def losses(self, name: str, seed: int) -> np.ndarray | None:
-        """The curve, a point for ``averaged_steps`` steps; None without such a run."""
-        run = self.runs.get((name, seed))
-        return None if run is None else np.asarray(run["losses"])
-
-    def gaps(self, name: str, seed: int, baseline: str) -> np.ndarray | None:
-        """Loss minus that of the baseline of the same seed, in nats, at every point both have."""
-        mine, other = self.losses(name, seed), self.losses(baseline, seed)
-        if mine is None or other is None or name == baseline:
-            return None
-        length = min(len(mine), len(other))
-        return mine[:length] - other[:length]
-
-    def seeds(self, name: str) -> list[int]:
-        """With a result, ascending."""
-        return sorted(seed for other, seed in self.runs if other == name)
-
-    def final_points(self) -> int:
-        """Points of the curve that a final loss is the mean of."""
-        return math.ceil(FINAL_STEPS / next(iter(self.runs.values()))["averaged_steps"])
-
-    def final_loss(self, name: str, seed: int) -> float:
-        """Training loss at the end of a run."""
-        return float(np.mean(self.losses(name, seed)[-self.final_points() :]))
-
-
-def read(folder: Path) -> Results:
-    """Reads every result in the folder.
-
-    Raises:
-        ResultError: there is none, one is wrong, or they are not of one setting.
-    """
-    runs: dict[tuple[str, int], dict[str, Any]] = {}
-    first: tuple[Path, dict[str, Any]] | None = None
-    for path in sorted(folder.glob("*.json")):
-        try:
-            result = json.loads(path.read_text())
-        except ValueError as error:
-            raise ResultError(f"{path.name} is no JSON ({error}); delete it") from None
-        check(path, result)
-        first = first or (path, result)
-        for entry in _SETTING:
-            if result[entry] != first[1][entry]:
-                raise ResultError(
-                    f"{path.name} and {first[0].name} differ in {entry} ({result[entry]} and "
-                    f"{first[1][entry]}): they cannot be compared; name a folder for each setting "
-                    "with --results"
-                )
-        runs[result["name"], result["seed"]] = result
-    if not runs:
-        raise ResultError(f"{folder} holds no result; start with `run` or `all`")
-    return Results(runs)
 
 
 # ---- The table -----------------------------------------------------------------------------------
@@ -159,7 +48,9 @@ def _recipe_row(results: Results, name: str, seed: int) -> list[str]:
         cells.append(_nats(None if gaps is None else gaps[-last:].mean()))
     base = results.runs.get(("BF16", seed))
     cells.append(f"{run['validation_loss']:.4f}")
-    gap = None if base is None or name == "BF16" else run["validation_loss"] - base["validation_loss"]
+    gap = (
+        None if base is None or name == "BF16" else run["validation_loss"] - base["validation_loss"]
+    )
     cells.append(_nats(gap))
     cells.append("" if gap is None else f"{100 * gap / base['validation_loss']:+.2f} %")
     return cells
@@ -187,12 +78,15 @@ def _bands(results: Results) -> list[str]:
         seeds = results.seeds(name)
         finals = [results.final_loss(name, seed) for seed in seeds]
         if len(seeds) > 1:
+            low, high = min(finals), max(finals)
             lines.append(
-                f"* {name}, seeds {', '.join(map(str, seeds))}: final training loss "
-                f"{min(finals):.4f} to {max(finals):.4f}, a band of {max(finals) - min(finals):.4f}."
+                f"* {name}, seeds {', '.join(map(str, seeds))}: final training loss {low:.4f} to "
+                f"{high:.4f}, a band of {high - low:.4f}."
             )
     pairs = {seed: results.gaps("NVFP4", seed, "BF16") for seed in results.seeds("NVFP4")}
-    means = [f"{_nats(gaps.mean())} (seed {seed})" for seed, gaps in pairs.items() if gaps is not None]
+    means = [
+        f"{_nats(gaps.mean())} (seed {seed})" for seed, gaps in pairs.items() if gaps is not None
+    ]
     if means:
         lines.append(f"* Mean gap of NVFP4 to BF16 of the same seed: {', '.join(means)}.")
     return lines
@@ -219,6 +113,8 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
     tokens = model["batch"] * model["context"]
     machines = sorted({run["conditions"]["machine"] for run in results.runs.values()})
     dates = sorted({run["conditions"]["date"] for run in results.runs.values()})
+    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    millions = model["parameters"] / 1e6
     header = (
         "recipe", "seed", "train loss", "mean gap to FP8", "final gap to FP8", "mean gap to BF16",
         "final gap to BF16", "validation loss", "gap to BF16", "",
@@ -228,16 +124,16 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
     )  # fmt: skip
     parts = [
         "# Loss over 10,000 steps",
-        "Written by `python bench/convergence.py report`; each row is a file here, with its command "
-        "and conditions. All numbers are nats a byte. One row again:\n\n"
+        "Written by `python bench/convergence.py report`; each row is a file here, with its "
+        "command and conditions. All losses are nats a byte. One row again:\n\n"
         "```console\n$ python bench/convergence.py run --recipe NVFP4 --seed 0\n```",
-        f"A byte-level transformer, {model['parameters'] / 1e6:.2f} M parameters ({model['layers']} "
-        f"layers, width {model['width']}, MLP {model['hidden']}), {some['steps']:,} steps of "
-        f"{tokens} bytes ({some['steps'] * tokens / model['parameters']:.0f} bytes a parameter) of "
+        f"A byte-level transformer, {millions:.2f} M parameters ({model['layers']} layers, width "
+        f"{model['width']}, MLP {model['hidden']}), {some['steps']:,} steps of {tokens} bytes "
+        f"({some['steps'] * tokens / model['parameters']:.0f} bytes a parameter) of "
         f"{text['source']} ({text['train_bytes'] / 1e6:.1f} MB), AdamW with a peak rate of "
-        f"{model['learning_rate']}, {some['steps'] // 10} steps of warm-up, then a cosine. Every run "
-        f"of a seed has the same initial weights and batches. {', '.join(machines)}, one core, CPU "
-        f"level {conditions['cpu_level']}, jax {conditions['jax']}, {' to '.join(dates[:: len(dates) - 1 or 1])}.",
+        f"{model['learning_rate']}, {some['steps'] // 10:,} steps of warm-up, then a cosine. Every "
+        f"run of a seed has the same initial weights and batches. {', '.join(machines)}, CPU level "
+        f"{conditions['cpu_level']}, jax {conditions['jax']}, {days}.",
         _published(results),
         _table(header, [_recipe_row(results, *key) for key in recipes]),
         f"Train loss and final gaps: mean of the last {FINAL_STEPS} steps. Validation: "
@@ -245,6 +141,13 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
         "\n".join(_bands(results)),
         "![loss curves and gaps](convergence.png)",
     ]
+    differences = _DIFFERENCES.format(
+        millions=millions,
+        width=model["width"],
+        layers=model["layers"],
+        source=text["source"],
+        tokens=tokens,
+    )
     if bugs:
         parts += [
             "## Planted bugs",
@@ -252,30 +155,31 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
             f"{FINAL_STEPS} of these steps.",
             _table(bug_header, [_bug_row(results, *key) for key in bugs]),
         ]
-    parts += ["## What differs from the published experiment", _DIFFERENCES]
+    parts += ["## What differs from the published experiment", differences]
     if missing:
         parts += [
             "## Missing",
-            f"No result yet: {', '.join(missing)}. `python bench/convergence.py all` runs them, and "
-            "goes on where an earlier run stopped.",
+            f"No result yet: {', '.join(missing)}. `python bench/convergence.py all` runs them, "
+            "and goes on where an earlier run stopped.",
         ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+# Its rows are lines of a table, so that they may be long.
 _DIFFERENCES = """\
 | | published | here |
 |---|---|---|
-| model | Llama 3 8B, width 4096, 32 layers | three to five orders of magnitude smaller; no gate in the MLP |
-| text, unit | C4, subword tokens; a loss near 2.7 | Python sources, bytes |
-| tokens a step | millions | hundreds |
-| NVFP4 | Transformer Engine on GB200; the public script switches the Hadamard transform off | the full recipe, on a CPU |
-| FP8 | Transformer Engine's recipe | E4M3 and E5M2, scale of the current tensor |
-| kept in bf16 | head and embedding | head and embedding; no block is left out |
-| schedule | not known in full | cosine over the 10,000 steps |
+| model | Llama 3 8B: width 4096, 32 layers, gated MLP | {millions:.2f} M parameters: width {width}, {layers} layers, GELU |
+| text, unit | C4, subword tokens | {source}, bytes |
+| bytes or tokens a step | not known to us; 32,768 a GPU in the public script | {tokens} |
+| NVFP4 | Transformer Engine, on a GPU; the public script leaves the Hadamard transform out | the full recipe, on a CPU |
+| FP8 | Transformer Engine's | E4M3 and E5M2, the scale of the current tensor |
+| left in bf16 | head and embedding | the same; every block is quantized |
+| schedule | not known to us | warm-up, and a cosine over all steps |
 
-A nat a byte is not a nat a token: a subword token holds about four bytes. Narrow layers put fewer blocks in a
-sum, and few tokens a step make gradients noisier; both change what quantization costs. So the sign and the
-order of the recipes can be compared with the published figure, its size only roughly."""
+A nat a byte is not a nat a token: a subword token holds about four bytes. Narrow layers have few blocks
+in a sum, and few tokens in a step make noisy gradients; both change what quantization costs. So sign and
+order of the gaps can be compared with the published figure, their size only roughly."""  # noqa: E501
 
 
 # ---- The picture ---------------------------------------------------------------------------------

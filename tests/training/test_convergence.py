@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import convergence
 import convergence_report
+import convergence_results
 
 Run = Callable[..., tuple[int, Path]]
 
@@ -36,6 +37,7 @@ Run = Callable[..., tuple[int, Path]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Calls `run` with 100 steps of the small model; its exit code and the folder of results."""
     monkeypatch.setitem(transformer.SIZES, "micro", tiny_model.SIZE)
+    monkeypatch.setattr(convergence, "VALIDATION_BATCHES", 8)
     text = tiny_model.write_text(tmp_path)
 
     def call(*words: str, folder: str = "results") -> tuple[int, Path]:
@@ -77,7 +79,9 @@ def test_interrupted_run_goes_on_and_ends_like_a_whole_one(
         conditions = numbers.pop("conditions")
         assert conditions["command"].startswith("python bench/convergence.py run --recipe NVFP4")
     assert resumed == whole
-    assert len(whole["losses"]) == 2
+    with np.load(folder / "out" / "NVFP4-seed0" / "checkpoint.npz") as arrays:
+        losses = arrays["NVFP4/losses"].astype(np.float64)
+    assert whole["losses"] == [round(losses[:50].mean(), 6), round(losses[50:].mean(), 6)]
     # From the first to the second 50 steps a text of 300 lines is learned in part.
     assert np.log(256) > whole["losses"][0] > whole["losses"][1] > whole["validation_loss"] * 0.5
 
@@ -93,7 +97,7 @@ def test_bug_stops_early_under_a_name_of_its_own(run: Run) -> None:
 
 @pytest.mark.parametrize("name", planted_bugs.BUGS)
 def test_every_bug_changes_gradients_and_leaves_nothing_behind(name: str) -> None:
-    """The value stays; the gradients differ while it is planted and are the same bits afterwards."""
+    """The value stays; gradients differ while it is planted, and have the old bits afterwards."""
     x = jax.random.normal(jax.random.key(0), (32, 64)) * 1e-4
     w = jax.random.normal(jax.random.key(1), (64, 64))
 
@@ -117,17 +121,23 @@ def test_every_bug_changes_gradients_and_leaves_nothing_behind(name: str) -> Non
 
 def test_a_bug_that_touches_nothing_is_an_error() -> None:
     """A run whose step was compiled before would be sound, under the bug's name."""
-    with pytest.raises(AssertionError, match="was not planted"), planted_bugs.planted("freeze_seed"):
+    with (
+        pytest.raises(AssertionError, match="was not planted"),
+        planted_bugs.planted("freeze_seed"),
+    ):
         pass
 
 
 def test_four_over_six_is_where_rounding_is_to_nearest() -> None:
-    """The recipe is NVFP4's in everything else."""
+    """It is NVFP4's recipe in everything else; the other recipes are the package's own."""
     ours, published = convergence.RECIPES["NVFP4_4over6"], jax_fp4.recipes.NVFP4
     for operand in ("fprop_x", "fprop_w", "dgrad_w", "wgrad_x"):
         assert getattr(ours, operand).four_over_six
     for operand in ("dgrad_dy", "wgrad_dy"):
         assert getattr(ours, operand) == getattr(published, operand)
+    for name in set(convergence.RECIPES) - {"NVFP4_4over6"}:
+        assert convergence.RECIPES[name] is jax_fp4.RECIPES[name]
+    assert {name for name, _ in convergence.PLAN} == {*convergence.RECIPES, *convergence.BUGGY}
 
 
 def test_all_runs_what_has_no_result_and_stops_with_the_first_that_stops(
@@ -191,14 +201,18 @@ def test_report_has_gaps_bands_and_what_is_missing(tmp_path: Path) -> None:
     convergence_report.write(tmp_path, convergence.PLAN)
     text = (tmp_path / "README.md").read_text()
     # To FP8: (0.5 + 0.125) / 2 and 0.125; to BF16: (0.5 + 0.25) / 2 and 0.25; validation 2.75, 2.5.
-    row = "| NVFP4 | 0 | 2.2500 | +0.3125 | +0.1250 | +0.3750 | +0.2500 | 2.7500 | +0.2500 | +10.00 % |"
-    assert row in text.splitlines()
+    row = "2.2500 | +0.3125 | +0.1250 | +0.3750 | +0.2500 | 2.7500 | +0.2500 | +10.00 %"
+    assert f"| NVFP4 | 0 | {row} |" in text.splitlines()
+    # No FP8 of seed 1; and BF16 has no gap to itself.
+    assert "| BF16 | 1 | 2.2500 |  |  |  |  | 2.7500 |  |  |" in text
     # After 500 steps: 5.0 against 4.5 of NVFP4 and 4.0 of BF16.
     assert "| swap_nibbles | 500 | 5.0000 | +0.5000 | +11.1 % | +1.0000 | +25.0 % |" in text
     assert "over the run: +0.3125 nats** a byte (published: +0.026 a token)" in text
     assert "BF16, seeds 0, 1: final training loss 2.0000 to 2.2500, a band of 0.2500" in text
     missing = text.partition("No result yet: ")[2].partition(". ")[0]
-    assert missing.startswith("MXFP8 (seed 0), NVFP4_4over6 (seed 0), MXFP4 (seed 0), NVFP4 (seed 1)")
+    assert missing.startswith(
+        "MXFP8 (seed 0), NVFP4_4over6 (seed 0), MXFP4 (seed 0), NVFP4 (seed 1)"
+    )
     assert "NVFP4-freeze_seed (seed 0)" in missing
     picture = image.imread(tmp_path / "convergence.png")
     assert min(picture.shape[:2]) > 500
@@ -215,7 +229,10 @@ def test_report_has_gaps_bands_and_what_is_missing(tmp_path: Path) -> None:
         ({"steps_done": 1050}, "steps_done must be from 50 to 1000, got 1050"),
         ({"name": "MXFP8"}, "the file's name must be MXFP8-seed0.json"),
         ({"extra": 1}, "its keys must be averaged_steps, bug, conditions"),
-        ({"steps": 2000, "steps_done": 2000, "losses": [3.0] * 40}, "differ in steps (2000 and 1000)"),
+        (
+            {"steps": 2000, "steps_done": 2000, "losses": [3.0] * 40},
+            "differ in steps (2000 and 1000)",
+        ),
         ({"text": {"sha256": "1"}}, "differ in text"),
         ({"model": {"parameters": 2000}}, "differ in model"),
     ],
@@ -251,7 +268,7 @@ def test_no_result_and_no_json_are_refused(
 def test_committed_report_is_that_of_the_committed_results() -> None:
     """README.md was written by `report` after the last result came, and not edited since."""
     folder = ROOT / "bench" / "results" / "convergence"
-    results = convergence_report.read(folder)
+    results = convergence_results.read(folder)
     assert (folder / "README.md").read_text() == convergence_report.markdown(
         results, convergence.PLAN
     )

@@ -1,4 +1,4 @@
-"""`python -m jax_fp4 memory`: against sizes by hand, XLA's memory analysis, and what a mesh gathers."""
+"""`python -m jax_fp4 memory`: against sizes by hand, XLA's memory analysis, and a mesh."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 import jax_fp4
 from jax_fp4.cli import main, memory
+from support.repository import ROOT
 
 ALIGNMENT = 64  # of every buffer that XLA's CPU backend assigns
 POINTER = 8  # of an array in a tuple
@@ -44,7 +45,7 @@ def test_models_have_the_published_number_of_parameters(model: str, parameters: 
 
 
 def test_llama3_8b_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    """bf16 has 2 bytes; NVFP4 1/2 + 1/16, FP8 1 + 1/32, and 4 a tensor; float32 master and moments."""
+    """bf16 has 2 bytes; NVFP4 1/2 + 1/16, FP8 1 + 1/32, and 4 a tensor; the rest is float32."""
     layers, shards, tokens = 32, 8, 2 * 4096
     k_n = [(4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)]
     weights = layers * sum(k * n for k, n in k_n)
@@ -94,6 +95,16 @@ def test_table_shows_gigabytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert master.split()[-2:] == ["282.21", "282.21"]
     (forward,) = (line for line in lines if line.endswith("38.50") and "forward" in line)
     assert forward.split()[-2:] == ["70.59", "38.50"]  # 33/32 and 9/16 of 68.45 G
+
+
+@pytest.mark.parametrize("model", memory.MODELS)
+def test_documented_tables_are_what_is_printed(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """docs/memory.md shows the command and its output."""
+    assert main(["memory", "--model", model]) == 0
+    shown = f"$ python -m jax_fp4 memory --model {model}\n{capsys.readouterr().out}```\n"
+    assert shown in (ROOT / "docs" / "memory.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -150,8 +161,8 @@ def test_each_layer_adds_its_saved_bytes_to_xlas_peak(name: str) -> None:
     layer needs for itself does not grow with their number. The tolerance is alignment: a layer adds
     six arrays (codes, scales and tensor scale, of input and weight) and the tuples of the custom
     calls that made them, ten buffers at most of up to 63 bytes too many. Gradients are reduced to a
-    number where they arise, or else XLA puts temporaries into their buffers. BF16 is left out: XLA's
-    CPU backend keeps bfloat16 operands as float32.
+    number where they arise, or else XLA puts temporaries into their buffers. BF16 is left out:
+    XLA's CPU backend keeps bfloat16 operands as float32.
     """
     recipe, tokens, width = jax_fp4.RECIPES[name], 1024, 256
 
@@ -200,7 +211,9 @@ def test_a_mesh_gathers_the_copies_of_the_account() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = re.findall(r"= (\(?[^=]*?\)?) all-gather(?:-start)?\(", done.stdout)
-    shapes = [match for results in found for match in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", results)]
+    shapes = [
+        match for results in found for match in re.findall(r"([a-z]+\d+)\[([\d,]*)\]", results)
+    ]
     assert {dtype for dtype, _ in shapes} == {"u8"}
     gathered = sum(math.prod(int(n) for n in dims.split(",")) for _, dims in shapes)
     ours = memory.layer_bytes(256, 384, 256, jax_fp4.recipes.NVFP4)

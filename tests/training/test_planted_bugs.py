@@ -1,7 +1,7 @@
 """500 steps of the demo's model: NVFP4 stays close to bf16, and known bugs do not.
 
-The bugs are those of support/planted_bugs.py that 500 steps show. Gradients rounded toward zero and a
-seed that never advances cost less than that; tests of single products find them.
+The bugs are those of support/planted_bugs.py that 500 steps show. Gradients rounded toward zero and
+a seed that never advances cost less than that; tests of single products find them.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from jax_fp4.cli.saved_bytes import saved_by
 
 DESCRIPTION = """\
 Prints what a training step of a Llama 3 model keeps and moves under each recipe: computed from the
-shapes, on no device. Linear layers of the blocks are quantized; embedding, head, norms and attention
-are not, and what attention and norms save is not counted. Layers that share an input (query, key and
-value; gate and up) save it once, and nothing is recomputed in the backward pass.
+shapes, on no device. Linear layers of the blocks are quantized; embedding, head, norms and
+attention are not, and what attention and norms save is not counted. Layers that share an input
+(query, key and value; gate and up) save it once; nothing is recomputed in the backward pass.
 """
 
 
@@ -178,7 +178,9 @@ _PREFIX = "device_"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("--model", choices=MODELS, default="llama3-8b", help="(default: %(default)s)")
+    parser.add_argument(
+        "--model", choices=MODELS, default="llama3-8b", help="(default: %(default)s)"
+    )
     parser.add_argument(
         "--recipes",
         type=demo.recipes,
@@ -210,7 +212,8 @@ def _table(accounts: dict[str, dict[str, int]], arguments: argparse.Namespace) -
     for key, label in _LABELS.items():
         if key.startswith(_PREFIX) and not in_device:
             in_device = True
-            head = f"each of {arguments.shards} devices, {arguments.batch} x {arguments.sequence} tokens"
+            tokens = f"{arguments.batch} x {arguments.sequence} tokens"
+            head = f"each of {arguments.shards} devices, {tokens}"
             lines += ["", f"{head:{width}}{columns}"]
         values = "".join(f"{numbers[key] / 1e9:>12.2f}" for numbers in accounts.values())
         lines.append(f"{label:{width}}{values}")

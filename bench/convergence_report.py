@@ -114,6 +114,7 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
     machines = sorted({run["conditions"]["machine"] for run in results.runs.values()})
     dates = sorted({run["conditions"]["date"] for run in results.runs.values()})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    minutes = [run["conditions"]["training_seconds"] / 60 for run in results.runs.values()]
     millions = model["parameters"] / 1e6
     header = (
         "recipe", "seed", "train loss", "mean gap to FP8", "final gap to FP8", "mean gap to BF16",
@@ -133,7 +134,9 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
         f"{text['source']} ({text['train_bytes'] / 1e6:.1f} MB), AdamW with a peak rate of "
         f"{model['learning_rate']}, {some['steps'] // 10:,} steps of warm-up, then a cosine. Every "
         f"run of a seed has the same initial weights and batches. {', '.join(machines)}, CPU level "
-        f"{conditions['cpu_level']}, jax {conditions['jax']}, {days}.",
+        f"{conditions['cpu_level']}, jax {conditions['jax']}, {days}; {min(minutes):.0f} to "
+        f"{max(minutes):.0f} minutes a run, beside other work on the machine. The text is that of "
+        f"Python {conditions['python']}; results on another text are not mixed with these.",
         _published(results),
         _table(header, [_recipe_row(results, *key) for key in recipes]),
         f"Train loss and final gaps: mean of the last {FINAL_STEPS} steps. Validation: "
@@ -242,7 +245,8 @@ def draw(path: Path, results: Results) -> None:
     gaps.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
     gaps.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     curves.set_ylabel("training loss (nats / byte)")
-    curves.set_title("Same initial weights and batches; shaded: seeds 0 to 2", fontsize=11)
+    shaded = "; shaded: all seeds" if any(len(results.seeds(name)) > 1 for name in names) else ""
+    curves.set_title(f"Same initial weights and batches{shaded}", fontsize=11)
     gaps.set_ylabel(f"gap to {baseline} of the same seed (nats / byte)")
     gaps.set_xlabel("step")
     for axis in (curves, gaps):

@@ -178,7 +178,8 @@ def made_up(name: str, seed: int, losses: list[float], **changes: Any) -> dict[s
         "model": {"parameters": 1000, "width": 64, "layers": 2, "hidden": 256, "batch": 4,
                   "context": 128, "learning_rate": 1e-3},
         "text": {"source": "a text", "train_bytes": 1000, "sha256": "0"},
-        "conditions": {"machine": "a machine", "date": "2026-01-01", "jax": "1", "cpu_level": "x"},
+        "conditions": {"machine": "a machine", "date": "2026-01-01", "jax": "1", "cpu_level": "x",
+                       "python": "3", "training_seconds": 60.0},
         **changes,
     }  # fmt: skip
 

@@ -96,9 +96,12 @@ def _published(results: Results) -> str:
     gaps = results.gaps("NVFP4", 0, "FP8")
     if gaps is None:
         return "The mean gap of NVFP4 to FP8 needs both runs of seed 0, and one is missing."
+    quarters = ", ".join(_nats(float(part.mean())) for part in np.array_split(gaps, 4))
+    percent = 100 * gaps.mean() / results.losses("FP8", 0)[: len(gaps)].mean()
     return (
-        f"**Mean gap of the NVFP4 recipe to FP8 over the run: {gaps.mean():+.4f} nats** a byte "
-        f"(published: {PUBLISHED_GAP:+.3f} a token); in the last {FINAL_STEPS} steps "
+        f"**Mean gap of the NVFP4 recipe to FP8 over the run: {gaps.mean():+.4f} nats** a byte, "
+        f"{percent:+.1f} % (published: {PUBLISHED_GAP:+.3f} a token). By quarters of the run: "
+        f"{quarters}; in the last {FINAL_STEPS} steps "
         f"{gaps[-results.final_points() :].mean():+.4f}."
     )
 

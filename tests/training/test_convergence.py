@@ -208,7 +208,9 @@ def test_report_has_gaps_bands_and_what_is_missing(tmp_path: Path) -> None:
     assert "| BF16 | 1 | 2.2500 |  |  |  |  | 2.7500 |  |  |" in text
     # After 500 steps: 5.0 against 4.5 of NVFP4 and 4.0 of BF16.
     assert "| swap_nibbles | 500 | 5.0000 | +0.5000 | +11.1 % | +1.0000 | +25.0 % |" in text
-    assert "over the run: +0.3125 nats** a byte (published: +0.026 a token)" in text
+    # 0.3125 of (4.0 + 2.125) / 2.
+    assert "run: +0.3125 nats** a byte, +10.2 % (published: +0.026 a token)" in text
+    assert "By quarters of the run: +0.5000, +0.5000, +0.1250, +0.1250; in the last 500" in text
     assert "BF16, seeds 0, 1: final training loss 2.0000 to 2.2500, a band of 0.2500" in text
     missing = text.partition("No result yet: ")[2].partition(". ")[0]
     assert missing.startswith(

@@ -130,10 +130,11 @@ __device__ void add_patch(const AmaxParams& p, u32 first_index, Patch& patch, Su
       sums.fingerprint += (2 * index + 1) * sum + 2 * Patch::step(logical_cols) * weighted;
     }
     sums.amax = larger(sums.amax, largest_finite(patch.v[g]));
-    if constexpr (kRotate != Rotate::none) {
-      rotate_group(patch.v[g], p.signs);
-      sums.rotated = larger(sums.rotated, largest_finite(patch.v[g]));
-    }
+  }
+  if constexpr (kRotate != Rotate::none) {
+    rotate_groups(patch.v, p.signs);
+#pragma unroll
+    for (auto& v : patch.v) sums.rotated = larger(sums.rotated, largest_finite(v));
   }
 }
 

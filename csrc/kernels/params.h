@@ -17,7 +17,7 @@ enum class InputType : u8 { f32, bf16, f16 };
 // A CTA takes a tile of kQuantizeTileRows x kQuantizeTileCols of x.
 inline constexpr int kQuantizeTileRows = 128;
 inline constexpr int kQuantizeTileCols = 64;
-inline constexpr int kQuantizeThreads = 256;
+inline constexpr int kQuantizeThreads = 128;
 
 // One quantized copy; csrc/cpu/quantize.h says what each option means. The row copy has its blocks
 // along the columns of x; the column copy is the transpose, with its blocks along the rows of x.

@@ -6,11 +6,6 @@
 
 namespace jax_fp4::ptx {
 
-// The 32-bit shared address of an object, as instructions take it.
-__device__ inline u32 shared_address(const void* object) {
-  return static_cast<u32>(__cvta_generic_to_shared(object));
-}
-
 // True in one lane of the warp, the same each time; all 32 lanes execute it (PTX ISA 9.7.13.14).
 __device__ inline bool elect_sync() {
   u32 elected;

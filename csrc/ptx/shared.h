@@ -5,6 +5,11 @@
 
 namespace jax_fp4::ptx {
 
+// The 32-bit shared address of an object, as instructions take it.
+__device__ inline u32 shared_address(const void* object) {
+  return static_cast<u32>(__cvta_generic_to_shared(object));
+}
+
 __device__ inline u32 ld_shared_b32(u32 from) {
   u32 d;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(d) : "r"(from) : "memory");
@@ -32,6 +37,12 @@ __device__ inline void ld_shared_v4_b32(u32 from, u32& a, u32& b, u32& c, u32& d
                : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
                : "r"(from)
                : "memory");
+}
+__device__ inline void st_shared_u8(u32 to, u32 a) {
+  asm volatile("st.shared.u8 [%0], %1;" ::"r"(to), "r"(a) : "memory");
+}
+__device__ inline void st_shared_b32(u32 to, u32 a) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(a) : "memory");
 }
 __device__ inline void st_shared_v2_b32(u32 to, u32 a, u32 b) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");

@@ -34,12 +34,19 @@ def test_without_a_fault_both_copies_agree() -> None:
 @pytest.mark.parametrize(
     "barrier",
     [
+        (
+            "prepare_passes(p, place, shared);\n  __syncthreads();",
+            "prepare_passes(p, place, shared);",
+        ),
         ("write_tile(shared, in);\n  __syncthreads();", "write_tile(shared, in);"),
-        ("stage_columns(pair, shared);\n      __syncthreads();", "stage_columns(pair, shared);"),
+        (
+            "__syncthreads();\n  if constexpr (kColumns) {\n    store",
+            "if constexpr (kColumns) {\n    store",
+        ),
     ],
 )
 def test_a_missing_barrier_is_a_race(barrier: tuple[str, str]) -> None:
-    """Between writing the tile or the staged codes and reading them; the report names a load."""
+    """Between writing the constants, the tile or the staged codes and reading them."""
     with pytest.raises(sim.SimulationError) as error:
         agrees(Device(replace=barrier))
     assert error.value.kind in ("race", "uninitialized-memory")
@@ -86,7 +93,7 @@ def test_swapped_nibbles_are_wrong_bytes() -> None:
 def test_unwritten_padding_is_seen() -> None:
     """Tiled scales of rows that do not exist must be zero, not what the memory held."""
     o = Options(tiled_layout=True)
-    fault = Device(replace=("const bool stored = row", "const bool stored = real && row"))
+    fault = Device(replace=("row >= t.scale_rows ||", "row >= t.rows ||"))
     (got,) = device.quantize(fault, X, o)
     assert not got.equals(cpu.quantize(X, o)[0])
 

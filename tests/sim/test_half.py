@@ -173,7 +173,7 @@ def test_unary_halves_exhaustively(kind: str) -> None:
 @pytest.mark.parametrize("op", ["min", "max"])
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_minimum_and_maximum_of_halves(kind: str, op: str) -> None:
-    """A NaN loses unless .NaN; -0 is less than +0."""
+    """A NaN loses unless .NaN; -0 is less than +0. .xorsign.abs: of magnitudes, with both signs."""
     a, b = codes(kind, 200, 1), codes(kind, 200, 2)
     for nan in ("", ".NaN"):
         for ftz in ("", ".ftz") if kind == "f16" else ("",):
@@ -187,12 +187,20 @@ def test_minimum_and_maximum_of_halves(kind: str, op: str) -> None:
                 order = [(-(v & 0x7FFF) - 1 if v & 0x8000 else v) for v in (x, y)]
                 return x if (order[0] > order[1]) == (op == "max") else y
 
-            want = np.array([oracle(int(x), int(y)) for x, y in zip(a, b, strict=True)], np.uint16)
-            (got,) = evaluate(f"{op}{ftz}{nan}.{kind} {{d0}}, {{s0}}, {{s1}};", [a, b], [16])
-            np.testing.assert_array_equal(got, want)
-            pairs = [v.astype(np.uint32) << 16 | v for v in (a, b)]
-            (got,) = evaluate(f"{op}{ftz}{nan}.{kind}x2 {{d0}}, {{s0}}, {{s1}};", pairs, [32])
-            np.testing.assert_array_equal(got, want.astype(np.uint32) << 16 | want)
+            def signed(x: int, y: int) -> int:
+                magnitude = oracle(x & 0x7FFF, y & 0x7FFF)
+                return NAN if magnitude == NAN else magnitude | (x ^ y) & 0x8000
+
+            for suffix, rule in (("", oracle), (".xorsign.abs", signed)):
+                want = np.array(
+                    [rule(int(x), int(y)) for x, y in zip(a, b, strict=True)], np.uint16
+                )
+                name = f"{op}{ftz}{nan}{suffix}.{kind}"
+                (got,) = evaluate(f"{name} {{d0}}, {{s0}}, {{s1}};", [a, b], [16])
+                np.testing.assert_array_equal(got, want)
+                pairs = [v.astype(np.uint32) << 16 | v for v in (a, b)]
+                (got,) = evaluate(f"{name}x2 {{d0}}, {{s0}}, {{s1}};", pairs, [32])
+                np.testing.assert_array_equal(got, want.astype(np.uint32) << 16 | want)
 
 
 COMPARISONS = {

@@ -292,7 +292,7 @@ def quantize(
         o.format, 8 * x.dtype.itemsize, four_over_six=any(c.four_over_six for c in copies)
     )
     grid = _grid(2 * -(-cols // 128), min(-(-rows // 128), max_y), matrices)
-    device.launch(name, grid, 256, params, machine)
+    device.launch(name, grid, 128, params, machine)
     results = []
     for o, (values, scales, global_scale) in zip(copies, outputs, strict=True):
         r = rows if o.axis == 1 else cols

@@ -138,36 +138,32 @@ __device__ Codes<kBits> nearest_codes(Element element, const float (&y)[kGroup])
   return element == kFirst ? nearest_of<kBits, kFirst>(y) : nearest_of<kBits, kSecond>(y);
 }
 
-// E2M1 with eight random bits an element, in the f16 format: its upper mantissa bit is the code's,
-// the next eight are those that the random bits are added to, and two elements share a word.
+// What stochastic_codes() wants its values multiplied by.
+template <int kBits>
+inline constexpr float kStochasticScale = kBits == 4 && ptx::kHasXorSign ? 0x1p-14f : 1.0f;
+
+// E2M1 with eight random bits an element, in the f16 format, two elements a word; u is 2^-14 y.
 //
-// A code is linear in the bits of a float from 1 on. Below, where steps stay 0.5, u = (1 + y) / 2
-// has the same property in the binade under 1: u is the larger of the two expressions. Truncation
-// to 24 and then to 11 bits loses nothing that eight random bits can see.
-__device__ inline u32 stochastic_e2m1_8(const float (&y)[8], u32 random_low, u32 random_high) {
-  u32 half[4];
+// A magnitude of 2^-14 y is a subnormal f16 where y < 1, and E2M1 is subnormal there too: the f16
+// has the code in bits 9 to 11, and below them the eight bits that the random ones are added to; the
+// carry decides. Truncation to f16 loses nothing that eight random bits can see.
+__device__ inline u32 stochastic_e2m1_8(const float (&u)[8], u32 random_low, u32 random_high) {
+  u32 word[4];  // elements 0 and 2, 1 and 3, 4 and 6, 5 and 7
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float u[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float x = y[2 * i + j];
-      u[j] = ptx::max_xorsign_abs_f32(x, ptx::fma_rz_f32(absolute(x), 0.5f, 0.5f));
-      u[j] = ptx::min_xorsign_abs_f32(u[j], 6.0f);
-    }
-    const u32 random = ptx::prmt_b32(i < 2 ? random_low : random_high, 0, i % 2 ? 0x4342 : 0x4140);
-    half[i] = ptx::cvt_rz_f16x2_f32(u[0], u[1]) + 2 * random;  // no carry: 6 + 255/256 < 8
+    constexpr u32 kSixes = 0x0E00'0E00u;
+    const int first = i / 2 * 4 + i % 2;
+    const u32 random = ptx::prmt_b32(i < 2 ? random_low : random_high, 0, i % 2 ? 0x4341 : 0x4240);
+    word[i] = ptx::min_xorsign_abs_f16x2(ptx::cvt_rz_f16x2_f32(u[first], u[first + 2]), kSixes) +
+              2 * random;  // no carry: 0x0E00 + 2 * 255 < 0x1000
   }
-  // High bytes of the eight halves: sign in bit 7, code ^ 4 in bits 3:1 (1.0f16 is 0x3C00).
-  const u32 first = ptx::prmt_b32(half[0], half[1], 0x7531);
-  const u32 last = ptx::prmt_b32(half[2], half[3], 0x7531);
-  const u32 even = ptx::prmt_b32(first, last, 0x6420);
-  const u32 odd = ptx::prmt_b32(first, last, 0x7531);
-  return (((even >> 1) & 0x0707'0707u) | ((even >> 4) & 0x0808'0808u) |
-          ((odd << 3) & 0x7070'7070u) | (odd & 0x8080'8080u)) ^
-         0x4444'4444u;
+  // High bytes of the eight halves: sign in bit 7, code in bits 3:1, zeros between.
+  const u32 even = ptx::prmt_b32(word[0], word[2], 0x7531);
+  const u32 odd = ptx::prmt_b32(word[1], word[3], 0x7531);
+  return (((even >> 1) | (even >> 4)) & 0x0F0F'0F0Fu) | (((odd << 3) | odd) & 0xF0F0'F0F0u);
 }
 
+// Of values that are multiplied by kStochasticScale.
 template <int kBits>
 __device__ Codes<kBits> stochastic_codes(Element element, const float (&y)[kGroup],
                                          const PhiloxBlock& random) {

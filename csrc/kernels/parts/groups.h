@@ -25,24 +25,30 @@ __device__ inline float high_of(u32 word, InputType input) {
                                   : ptx::cvt_f32_f16(static_cast<u16>(word >> 16));
 }
 
+// 16 consecutive elements of a row, aligned to 32 bytes.
+template <int kInputBits>
+__device__ Group<kInputBits> load_whole_group(const u8* at) {
+  using G = Group<kInputBits>;
+  G group;
+#if __CUDA_ARCH__ >= 1000
+#pragma unroll
+  for (int i = 0; i < G::kWords; i += 8) ptx::ld_global_nc_v8_b32(group.word + i, at + 4 * i);
+#else
+#pragma unroll
+  for (int i = 0; i < G::kWords; i += 4)
+    *reinterpret_cast<uint4*>(group.word + i) = __ldg(reinterpret_cast<const uint4*>(at + 4 * i));
+#endif
+  return group;
+}
+
 // 16 consecutive elements of a row. Those from `count` on are zero and are not read; `aligned`:
 // `from` is a multiple of the group's bytes, at most 32.
 template <int kInputBits>
 __device__ Group<kInputBits> load_group(const void* from, i64 element, int count, bool aligned) {
   using G = Group<kInputBits>;
-  G group;
   const u8* at = static_cast<const u8*>(from) + element * (kInputBits / 8);
-  if (aligned && count >= kGroup) {
-#if __CUDA_ARCH__ >= 1000
-#pragma unroll
-    for (int i = 0; i < G::kWords; i += 8) ptx::ld_global_nc_v8_b32(group.word + i, at + 4 * i);
-#else
-#pragma unroll
-    for (int i = 0; i < G::kWords; i += 4)
-      *reinterpret_cast<uint4*>(group.word + i) = __ldg(reinterpret_cast<const uint4*>(at + 4 * i));
-#endif
-    return group;
-  }
+  if (aligned && count >= kGroup) return load_whole_group<kInputBits>(at);
+  G group;
 #pragma unroll
   for (int i = 0; i < G::kWords; ++i) {
     if constexpr (kInputBits == 32) {
@@ -89,26 +95,50 @@ __device__ inline u32 largest(const float (&v)[kGroup]) {
   return bits_of(m) & kF32AbsMask;
 }
 
-// numerics/hadamard.h, with the bf16 rounding in one instruction for two values. A NaN gets other
-// bits than there, in a block whose codes are zero anyway.
-__device__ inline void rotate_group(float (&v)[kGroup], u32 signs) {
+// The larger magnitudes of two words of 16-bit elements, half by half, with any sign; NaN where
+// there is one.
+template <InputType kInput>
+__device__ u32 larger_halves(u32 a, u32 b) {
+  constexpr bool kBf16 = kInput == InputType::bf16;
+  if constexpr (ptx::kHasXorSign)
+    return kBf16 ? ptx::max_nan_xorsign_abs_bf16x2(a, b) : ptx::max_nan_xorsign_abs_f16x2(a, b);
+  a &= 0x7FFF'7FFFu;
+  b &= 0x7FFF'7FFFu;
+  return kBf16 ? ptx::max_nan_bf16x2(a, b) : ptx::max_nan_f16x2(a, b);
+}
+template <InputType kInput, int kCount>
+__device__ u32 largest_halves(const u32 (&word)[kCount]) {
+  u32 m = word[0];
 #pragma unroll
-  for (int i = 0; i < kGroup; ++i)
-    v[i] = f32_of(bits_of(v[i]) ^ ((signs << (31 - i)) & kF32SignMask));
+  for (int i = 1; i < kCount; ++i) m = larger_halves<kInput>(m, word[i]);
+  return m;
+}
+
+// numerics/hadamard.h for two groups at a time, with the bf16 rounding in one instruction for two
+// values. A NaN gets other bits than there, in a block whose codes are zero anyway.
+__device__ inline void rotate_groups(float (&v)[2][kGroup], u32 signs) {
+  using ptx::F32x2;
+  F32x2 x[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const u32 sign = (signs << (31 - i)) & kF32SignMask;
+    x[i] = {f32_of(bits_of(v[0][i]) ^ sign), f32_of(bits_of(v[1][i]) ^ sign)};
+  }
 #pragma unroll
   for (int stride = 1; stride < kGroup; stride *= 2)
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
       if ((i & stride) == 0) {
-        const float a = v[i], b = v[i + stride];
-        v[i] = a + b;
-        v[i + stride] = a - b;
+        const F32x2 a = x[i], b = x[i + stride];
+        x[i] = ptx::add_rn_f32x2(a, b);
+        x[i + stride] = ptx::sub_rn_f32x2(a, b);
       }
 #pragma unroll
-  for (int i = 0; i < kGroup; i += 2) {
-    const u32 pair = ptx::cvt_rn_bf16x2_f32(v[i] * 0.25f, v[i + 1] * 0.25f);
-    v[i] = low_of(pair, InputType::bf16);
-    v[i + 1] = high_of(pair, InputType::bf16);
+  for (int i = 0; i < kGroup; ++i) {
+    const F32x2 scaled = ptx::mul_rn_f32x2(x[i], {0.25f, 0.25f});
+    const u32 pair = ptx::cvt_rn_bf16x2_f32(scaled.x, scaled.y);
+    v[0][i] = low_of(pair, InputType::bf16);
+    v[1][i] = high_of(pair, InputType::bf16);
   }
 }
 

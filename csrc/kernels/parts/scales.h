@@ -16,15 +16,9 @@ struct TensorConstants {
 };
 
 __device__ inline TensorConstants tensor_constants(const Format& format, bool four_over_six,
-                                                   float amax, float* global_scale) {
-  const TensorScale scale = tensor_scale(format, amax, four_over_six);
-  *global_scale = scale.global;
-  return {scale.encode, 1.0f / scale.encode, scale.encode * (1.0f / 6.0f), amax};
-}
-
-__device__ inline u32 fast_encode_ue4m3(float x) {
-  if constexpr (ptx::kHasFp8) return ptx::cvt_rn_satfinite_e4m3x2_f32(x, 0.0f);
-  return encode_ue4m3(x);
+                                                   float amax) {
+  const float encode = tensor_scale(format, amax, four_over_six).encode;
+  return {encode, 1.0f / encode, encode * (1.0f / 6.0f), amax};
 }
 
 // decode_ue4m3 of a byte that is no NaN: the same exponent and mantissa in an f32, times 2^120, is
@@ -35,9 +29,14 @@ __device__ inline float fast_nvfp4_multiplier(u32 byte, float inverse) {
   return minimum(1.0f / (finite_ue4m3(byte) * inverse), kF32Max);
 }
 
-__device__ inline BlockEncoding fast_nvfp4_block(float block_amax, const TensorConstants& t) {
-  const u32 byte = fast_encode_ue4m3(minimum(block_amax * t.sixth, kF32Max));
-  return {static_cast<u8>(byte), fast_nvfp4_multiplier(byte, t.inverse)};
+constexpr int kUE4M3Codes = 128;
+
+// The scale byte of a block, from the bits of its largest magnitude; NaN for Inf and NaN.
+__device__ inline u32 fast_nvfp4_scale(u32 block_amax, float sixth) {
+  const float amax = f32_of(block_amax);
+  if constexpr (ptx::kHasFp8)  // adds 0, or NaN; what overflows is saturated
+    return ptx::cvt_rn_satfinite_e4m3x2_f32(__fmaf_rn(amax, sixth, amax * 0.0f), 0.0f);
+  return block_amax < kF32InfBits ? encode_ue4m3(minimum(amax * sixth, kF32Max)) : kUE4M3NaN;
 }
 
 }  // namespace jax_fp4

@@ -6,6 +6,7 @@ anything. (`oracles` and `support` are importable through `pythonpath` in pyproj
 """
 
 import os
+import signal
 from collections.abc import Generator
 from typing import Any
 
@@ -14,6 +15,11 @@ from hypothesis import settings
 
 # Before any test module imports jax: a test must not depend on which accelerator a machine has.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell that starts a run in the background has SIGINT ignored, also in the programs that tests
+# start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REQUIRE_ALL = os.environ.get("JAX_FP4_REQUIRE_ALL") == "1"
 

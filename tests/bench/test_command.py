@@ -107,6 +107,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         printed, _ = process.communicate(timeout=120)
     finally:
         process.kill()
+        process.wait()
         os.close(controller)
     assert "]   0%  gemm 16x64x64" in seen
     assert process.returncode == 130

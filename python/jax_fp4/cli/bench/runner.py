@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, TextIO
 
 from jax_fp4.cli.bench import records
@@ -69,26 +70,28 @@ def run(spec: dict[str, Any], cpus: list[int], progress: Progress) -> Iterator[r
     )
     assert process.stdout is not None
     interrupted = False
+
+    # No exception, which could come anywhere and lose what was read.
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+        process.send_signal(signal.SIGINT)
+
+    previous = signal.signal(signal.SIGINT, pass_on)
     try:
-        while True:
-            try:
-                line = process.stdout.readline()
-            except KeyboardInterrupt:
-                if interrupted:
-                    raise
-                interrupted = True
+        for line in process.stdout:
+            if not line.startswith('{"kind": "progress"'):
+                yield records.from_line(line)
+            elif interrupted:
                 progress.show("interrupted: finishing this sample, Ctrl-C again to stop now", 1)
-                process.send_signal(signal.SIGINT)
-                continue
-            if not line:
-                break
-            if line.startswith('{"kind": "progress"'):
+            else:
                 event = json.loads(line)
                 progress.show(event["text"], event["part"])
-                continue
-            yield records.from_line(line)
         status = process.wait()
     finally:
+        signal.signal(signal.SIGINT, previous)
         progress.clear()
         if process.poll() is None:
             process.kill()

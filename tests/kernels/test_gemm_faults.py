@@ -26,7 +26,7 @@ class Fault:
     file: str = ""  # of parts/
 
 
-# A deadlock in which lanes also wait for each other has the kind "divergence", and no line.
+# A deadlock in which lanes also wait for each other has the kind "divergence".
 FAULTS = {
     "D leaves before its bytes are visible to the copy": Fault(
         "ptx::fence_proxy_async_shared_cta();", "", ("proxy",), ("cp.async.bulk.tensor.3d.global",)
@@ -47,13 +47,13 @@ FAULTS = {
         "expect_tx(cta.full(place.slot), bytes)",
         "expect_tx(cta.full(place.slot), bytes + 16)",
         ("divergence",),
-        ("",),
+        ("mbarrier.try_wait",),
     ),
     "fewer bytes are expected than come": Fault(
         "expect_tx(cta.full(place.slot), bytes)",
         "expect_tx(cta.full(place.slot), bytes - 16)",
         ("divergence",),
-        ("",),
+        ("mbarrier.try_wait",),
     ),
     "MMAs wait for the phase before": Fault(
         "wait<kGroup == 2>(cta.full(place.slot), place.parity);",
@@ -98,7 +98,7 @@ FAULTS = {
         ("tcgen05.mma",),
     ),
     "nobody hears that an accumulator is done": Fault(
-        "    commit(cta.done(target.slot));", "", ("divergence",), ("",)
+        "    commit(cta.done(target.slot));", "", ("divergence",), ("mbarrier.try_wait",)
     ),
     "tensor memory is not given back": Fault(
         "    ptx::tcgen05_dealloc<kGroup>(cta.tensor, kColumns);",
@@ -111,7 +111,7 @@ FAULTS = {
         "kGroup * kEpilogueWarps",
         "kEpilogueWarps",
         ("race", "divergence"),
-        ("tcgen05.mma", ""),
+        ("tcgen05.mma", "mbarrier.try_wait"),
         PAIR,
     ),
     "barriers of a pair are not visible to the other CTA": Fault(
@@ -159,7 +159,11 @@ FAULTS = {
         WARP,
     ),
     "warps: more bytes are expected than come": Fault(
-        "expect_tx(full, bytes)", "expect_tx(full, bytes + 16)", ("deadlock",), ("",), WARP
+        "expect_tx(full, bytes)",
+        "expect_tx(full, bytes + 16)",
+        ("deadlock",),
+        ("mbarrier.try_wait",),
+        WARP,
     ),
     "warps: products wait for the phase before": Fault(
         "wait(cta.full(place.slot), place.parity);\n  load(even",

@@ -46,7 +46,7 @@ def test_no_machine_paths_or_package_hosts() -> None:
 def test_foreign_name_check_detects_planted_lines(tmp_path: Path, line: str) -> None:
     """Each kind of foreign name is found; relative paths and public addresses are not."""
     readme = tmp_path / "README.md"
-    readme.write_text("see docs/work/notes.md, build/tmp/x and https://example.org/paper\n")
+    readme.write_text("see docs/home/notes.md, build/tmp/x and https://example.org/paper\n")
     assert foreign_lines(tmp_path) == []
     readme.write_text(f"one\n{line}\n")
     assert len(foreign_lines(tmp_path)) == 1

@@ -35,14 +35,21 @@ std::uint64_t enabled_state() {
   return static_cast<std::uint64_t>(high) << 32 | low;
 }
 
+bool has_avx2() {
+  constexpr std::uint64_t kYmmState = 0b110;  // SSE, AVX
+  constexpr unsigned kAvx2 = 1u << 5;
+  constexpr unsigned kFmaF16c = 1u << 12 | 1u << 29;
+  return (enabled_state() & kYmmState) == kYmmState && (cpuid(7).ebx & kAvx2) == kAvx2 &&
+         (cpuid(1).ecx & kFmaF16c) == kFmaF16c;
+}
+
 bool has_avx512() {
   constexpr std::uint64_t kZmmState = 0b1110'0110;  // SSE, AVX, opmask, upper zmm, zmm16-31
   constexpr unsigned kFBwDqVl = 1u << 16 | 1u << 30 | 1u << 17 | 1u << 31;
   constexpr unsigned kVbmiVnni = 1u << 1 | 1u << 11;
-  constexpr unsigned kFmaF16c = 1u << 12 | 1u << 29;
   const Registers features = cpuid(7);
   return (enabled_state() & kZmmState) == kZmmState && (features.ebx & kFBwDqVl) == kFBwDqVl &&
-         (features.ecx & kVbmiVnni) == kVbmiVnni && (cpuid(1).ecx & kFmaF16c) == kFmaF16c;
+         (features.ecx & kVbmiVnni) == kVbmiVnni && has_avx2();
 }
 
 bool has_amx() {
@@ -63,6 +70,7 @@ bool has_amx() {
 
 #else
 
+bool has_avx2() { return false; }
 bool has_avx512() { return false; }
 bool has_amx() { return false; }
 
@@ -74,9 +82,10 @@ std::atomic<int> forced{kNotForced};
 }  // namespace
 
 Level best_level() {
-  static const Level best = !has_avx512() ? Level::portable
-                            : has_amx()   ? Level::amx
-                                          : Level::avx512;
+  static const Level best = !has_avx2()     ? Level::portable
+                            : !has_avx512() ? Level::avx2
+                            : !has_amx()    ? Level::avx512
+                                            : Level::amx;
   return best;
 }
 

@@ -124,6 +124,7 @@ struct StreamKernels {
 const PanelKernels& portable_panel_kernels();
 
 #if defined(__x86_64__)
+const PanelKernels& avx2_panel_kernels();
 const PanelKernels& avx512_panel_kernels();
 const PanelKernels& amx_panel_kernels();
 const StreamKernels& avx512_stream_kernels();

@@ -21,7 +21,9 @@ constexpr int64_t kPieceCols = kPieceElements / kStripRows;
 constexpr int64_t kMaxPieceBlocks = kPieceElements / 16;
 
 const QuantizeKernels& kernels() {
-  return level() >= Level::avx512 ? avx512_quantize_kernels() : portable_quantize_kernels();
+  if (level() >= Level::avx512) return avx512_quantize_kernels();
+  if (level() == Level::avx2) return avx2_quantize_kernels();
+  return portable_quantize_kernels();
 }
 
 struct Piece {

@@ -88,6 +88,7 @@ struct QuantizeKernels {
 };
 
 const QuantizeKernels& portable_quantize_kernels();
+const QuantizeKernels& avx2_quantize_kernels();    // the portable ones on other processors
 const QuantizeKernels& avx512_quantize_kernels();  // the portable ones on other processors
 // Those of quantize_avx512_read.cc; the others are nullptr.
 QuantizeKernels avx512_reading_quantize_kernels();

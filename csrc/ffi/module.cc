@@ -24,6 +24,7 @@ namespace {
 constexpr std::pair<const char*, jf::cpu::Level> kLevels[] = {
     {"model", jf::cpu::Level::model},
     {"portable", jf::cpu::Level::portable},
+    {"avx2", jf::cpu::Level::avx2},
     {"avx512", jf::cpu::Level::avx512},
     {"amx", jf::cpu::Level::amx}};
 
@@ -48,8 +49,8 @@ void force_cpu_level(const std::string& name) {
   }
   throw nb::value_error(
       ("CPU level '" + name +
-       "' is unknown; expected 'model', 'portable', 'avx512', 'amx', or '' for the "
-       "best one")
+       "' is unknown; expected 'model', 'portable', 'avx2', 'avx512', 'amx', or '' "
+       "for the best one")
           .c_str());
 }
 
@@ -171,9 +172,9 @@ NB_MODULE(_core, m) {
         "Reports of faults and warnings of the simulated driver since its reset.");
   m.def(
       "cpu_level", [] { return level_name(jf::cpu::level()); },
-      "The CPU level in use: 'portable', 'avx512', 'amx', or 'model' when forced.");
+      "The CPU level in use: 'portable', 'avx2', 'avx512', 'amx', or 'model' when forced.");
   m.def("cpu_peak_flops", &jf::cpu::peak_flops, nb::arg("seconds"),
-        "Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512.");
+        "Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX2.");
   m.def(
       "best_cpu_level", [] { return level_name(jf::cpu::best_level()); },
       "The highest CPU level that processor and operating system offer.");

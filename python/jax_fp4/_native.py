@@ -124,7 +124,7 @@ def make_primitive(
 
 
 def cpu_level() -> str:
-    """The CPU level in use: ``"portable"``, ``"avx512"``, ``"amx"`` or ``"model"``."""
+    """The CPU level in use: ``"portable"``, ``"avx2"``, ``"avx512"``, ``"amx"`` or ``"model"``."""
     return _core.cpu_level()
 
 
@@ -139,7 +139,7 @@ def force_cpu_level(name: str) -> None:
 
 
 def cpu_peak_flops(seconds: float) -> float:
-    """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512."""
+    """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX2."""
     return _core.cpu_peak_flops(seconds)
 
 

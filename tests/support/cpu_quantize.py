@@ -18,7 +18,7 @@ import numpy as np
 from support.native import shared_library
 from support.repository import ROOT
 
-LEVELS = {"model": 0, "portable": 1, "avx512": 2, "amx": 3}
+LEVELS = {"model": 0, "portable": 1, "avx2": 2, "avx512": 3, "amx": 4}
 FORMATS = {
     "NVFP4": (4, 16),
     "MXFP4": (4, 32),
@@ -65,7 +65,7 @@ def load_library() -> ctypes.CDLL:
 def levels() -> list[str]:
     """The levels with kernels of their own that this processor runs, slowest first."""
     best = load_library().c_best_level()
-    return [level for level in ("portable", "avx512") if LEVELS[level] <= best]
+    return [level for level in ("portable", "avx2", "avx512") if LEVELS[level] <= best]
 
 
 @contextlib.contextmanager

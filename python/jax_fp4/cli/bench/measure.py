@@ -92,7 +92,7 @@ class Case:
 class Probes:
     """The two ceilings of this machine, measured before every sample.
 
-    On a CPU: the multiply-accumulate rate on registers (below AVX-512, where the extension has no
+    On a CPU: the multiply-accumulate rate on registers (below AVX2, where the extension has no
     such loop, a float32 product of BLAS that stays in the caches), and a copy between two buffers.
     On a GPU: a bfloat16 product of 4096^3 and a copy.
     """

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "sim/coverage.h"
 #include "sim/ptx/lexer.h"
 #include "sim/sim.h"
 #include "sim/tensor_map.h"
@@ -195,7 +196,7 @@ NB_MODULE(_sim, m) {
   m.def("count_forms", &sim::count_forms);
   m.def("unreached_forms", [] {
     std::vector<std::tuple<std::string, std::string, std::string, std::string>> result;
-    for (const sim::UnreachedForm& f : sim::unreached_forms())
+    for (const sim::InstructionForm& f : sim::unreached_forms())
       result.emplace_back(f.opcode, f.modifiers, f.operands, f.alternative);
     return result;
   });

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -11,6 +10,7 @@
 #endif
 
 #include "sim/chip.h"
+#include "sim/coverage.h"
 #include "sim/machine/chain.h"
 #include "sim/ptx/lexer.h"
 #include "sim/ptx/parser.h"
@@ -29,30 +29,6 @@ class DefaultFloatingPoint {
   unsigned saved_;
 #endif
 };
-
-// For every row, token and alternative: whether a launch has executed it.
-std::mutex coverage_mutex;
-std::vector<std::vector<u64>>& coverage() {
-  static std::vector<std::vector<u64>> table = [] {
-    std::vector<std::vector<u64>> rows;
-    for (const Row& row : isa_rows())
-      rows.emplace_back(std::max<std::size_t>(row.tokens.size(), 1), 0);
-    return rows;
-  }();
-  return table;
-}
-
-void record_coverage(const Launch& launch) {
-  const std::scoped_lock lock(coverage_mutex);
-  for (std::size_t pc = 0; pc < launch.counts.size(); ++pc) {
-    if (launch.lane_counts[pc] == 0) continue;
-    const Form& form = launch.program->forms[pc];
-    std::vector<u64>& row = coverage()[form.row_index];
-    if (form.choices.empty()) row[0] |= 1;
-    for (std::size_t t = 0; t < form.choices.size(); ++t)
-      if (form.choices[t] >= 0) row[t] |= u64{1} << form.choices[t];
-  }
-}
 
 std::string text(const Dim3& d) {
   return "(" + std::to_string(d.x) + ", " + std::to_string(d.y) + ", " + std::to_string(d.z) + ")";
@@ -281,31 +257,12 @@ std::vector<LaunchReport> Machine::launch_chain(const std::vector<LaunchRequest>
   }
   std::vector<LaunchReport> reports;
   for (const auto& launch : launches) {
-    if (launch->started) record_coverage(*launch);
+    if (launch->started) record_executed(*launch);
     reports.push_back(make_report(*launch));
     if (launch.get() == faulty || (fault && !faulty && launch == launches.front()))
       reports.back().fault = fault;
   }
   return reports;
-}
-
-std::vector<UnreachedForm> unreached_forms() {
-  const std::scoped_lock lock(coverage_mutex);
-  std::vector<UnreachedForm> result;
-  for (std::size_t r = 0; r < isa_rows().size(); ++r) {
-    const Row& row = isa_rows()[r];
-    const auto report = [&](std::string_view alternative) {
-      result.push_back({std::string(row.opcode), std::string(row.modifiers),
-                        std::string(row.operands), std::string(alternative)});
-    };
-    if (row.tokens.empty() && coverage()[r][0] == 0) report("");
-    for (std::size_t t = 0; t < row.tokens.size(); ++t) {
-      if (row.tokens[t].hint) continue;
-      for (std::size_t a = 0; a < row.tokens[t].alternatives.size(); ++a)
-        if (!(coverage()[r][t] >> a & 1)) report(row.tokens[t].alternatives[a]);
-    }
-  }
-  return result;
 }
 
 }  // namespace jax_fp4::sim

@@ -60,11 +60,6 @@ struct LaunchReport {
   std::vector<costs::CtaPlace> ctas;
 };
 
-// An alternative of a table row that no launch of this process has executed.
-struct UnreachedForm {
-  std::string opcode, modifiers, operands, alternative;
-};
-
 // One grid of a chain.
 struct LaunchRequest {
   LoadedModule* module;
@@ -105,7 +100,5 @@ class Machine {
   GlobalMemory global_;
   std::vector<std::unique_ptr<LoadedModule>> modules_;
 };
-
-std::vector<UnreachedForm> unreached_forms();
 
 }  // namespace jax_fp4::sim

@@ -222,3 +222,24 @@ def test_division_square_root_and_wide_integers(kernels: sim.Module) -> None:
     a = (x * np.float32(1000)).astype(np.int64)
     b = (y * np.float32(100)).astype(np.int64) + 977
     np.testing.assert_array_equal(m, np.fmod(a, b))
+
+
+def test_a_failed_assertion_is_reported_with_its_text() -> None:
+    """CUDA's assert() calls __assertfail, which no module defines; the others go on."""
+    source = """
+    extern "C" __device__ void __assertfail(
+        const char*, const char*, unsigned, const char*, size_t);
+    extern "C" __global__ void positive(const int* x, int* y) {
+      const int value = x[threadIdx.x];
+      if (value <= 0) __assertfail("value > 0", "kernel.cu", 7, "positive", 1);
+      y[threadIdx.x] = value;
+    }"""
+    module = sim.Machine("100a").load(compile_to_ptx(source, "compute_100a"))
+    x, y = np.arange(1, 33, dtype=np.int32), np.zeros(32, np.int32)
+    module.launch("positive", 1, 32, args=[x, y])
+    np.testing.assert_array_equal(y, x)
+    x[5] = 0
+    with pytest.raises(sim.SimulationError) as error:
+        module.launch("positive", 1, 32, args=[x, y])
+    assert error.value.kind == "trap"
+    assert "lane 5 found that assert(value > 0) does not hold, kernel.cu line 7" in str(error.value)

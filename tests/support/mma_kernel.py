@@ -99,7 +99,8 @@ def multiply(
         return "{" + ", ".join(n for n in names if n[0] == name) + "}"
 
     d = vector("c").replace("c", "d")
-    selectors = ", s0, {0, 0}, s1, {0, 0}" if scales is not None else ""
+    # A word in braces is one too.
+    selectors = ", {s0}, {0, 0}, s1, {0, 0}" if scales is not None else ""
     loads = " ".join(f"ld.global.b32 {n}, [at+{4 * k}];" for k, n in enumerate(names))
     stores = " ".join(f"st.global.b32 [at+{4 * k}], d{k};" for k in range(out.shape[2]))
     kind = "b32" if half else "s32" if ".s32" in form else "f32"

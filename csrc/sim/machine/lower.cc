@@ -572,6 +572,9 @@ class Lowerer {
         first = &operand.elements[0];
         code.dst[1] = predicate_slot(operand.elements[1], i.line);
         marks_.push_back(code.dst[1] | kPredicate);
+      } else if (i.opcode == "mma" && operand.kind == OperandKind::vector &&
+                 operand.elements.size() == 1) {
+        first = &operand.elements[0];  // CUTLASS writes a scale word as {%r1}, and ptxas takes it
       }
       u32 slot;
       u32 flag = 0;
@@ -680,6 +683,7 @@ class Lowerer {
       }
       site.after.push_back(copy);
     }
+    site.reports_assertion = callee.reports_assertion;
     code.src[0] = static_cast<u32>(program_->calls.size());
     program_->calls.push_back(std::move(site));
     call_targets_.push_back({static_cast<u32>(program_->code.size()), &callee});

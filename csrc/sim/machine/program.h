@@ -120,6 +120,7 @@ struct CallCopy {
 
 struct CallSite {
   std::vector<CallCopy> before, after;
+  bool reports_assertion = false;
 };
 
 struct ParameterLayout {

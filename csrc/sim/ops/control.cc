@@ -1,5 +1,6 @@
 // Control flow (PTX ISA 9.7.12), barriers (9.7.13), and instructions that only tell the machine something.
 #include <algorithm>
+#include <cstring>
 
 #include "sim/ops/lanes.h"
 
@@ -60,8 +61,35 @@ void copy_arguments(Warp& w, const std::vector<CallCopy>& copies, u32 mask) {
     if (copy.to_slot != kNoSlot) w.written[copy.to_slot] |= mask;
 }
 
+// The text at a generic address, as far as it lies in one global array.
+std::string text_at(const Warp& w, u64 address) {
+  const Buffer* buffer = w.launch->global->find(address);
+  if (buffer == nullptr) return "(no text)";
+  const u8* begin = buffer->data + (address - buffer->base);
+  const u8* end = buffer->data + buffer->bytes;
+  return std::string(begin, std::find(begin, end, u8{0}));
+}
+
+// The arguments of __assertfail lie in its parameters.
+[[noreturn]] void report_assertion(Warp& w, const Code& c, const CallSite& site, u32 mask) {
+  const int lane = std::countr_zero(mask);
+  const auto argument = [&](std::size_t n) {
+    const CallCopy& copy = site.before[n];
+    u64 value = 0;
+    const u64 frame = w.launch->program->local_bytes * static_cast<u64>(lane);
+    std::memcpy(&value, &w.local[frame + copy.to], copy.bytes);
+    return value;
+  };
+  w.fault(c, lane, FaultKind::trap,
+          describe_lanes(mask) + " found that assert(" + text_at(w, argument(0)) +
+              ") does not hold, " + text_at(w, argument(1)) + " line " +
+              std::to_string(argument(2)) + ", in " + text_at(w, argument(3)));
+}
+
 void call_lanes(Warp& w, const Code& c, u32 mask) {
-  copy_arguments(w, w.launch->program->calls[c.src[0]].before, mask);
+  const CallSite& callee = w.launch->program->calls[c.src[0]];
+  copy_arguments(w, callee.before, mask);
+  if (callee.reports_assertion) report_assertion(w, c, callee, mask);
   const u32 site = static_cast<u32>(&c - w.launch->program->code.data());
   Fragment& f = mask == w.fragment().mask ? w.fragment() : w.split(mask);
   f.stack.push_back(site);

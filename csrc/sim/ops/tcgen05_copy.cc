@@ -11,6 +11,7 @@
 //
 // A chunk of 16 elements of 4 or 6 bits takes 16 bytes, of which the last 8 or 4 are padding that is not read. It
 // becomes 16 bytes, one element in the low bits of each (docs/simulator.md, assumption S45).
+#include "sim/coverage.h"
 #include "sim/machine/async.h"
 #include "sim/ops/matrix_descriptor.h"
 #include "sim/ops/tcgen05.h"
@@ -146,6 +147,7 @@ void copy_lanes(Warp& w, const Code& c, u32 mask) {
     }
     try {
       const SharedMatrix matrix(w.in64(c.src[1])[lane], Major::k, extent.rows, extent.chunks);
+      record_matrix_descriptor(w.in64(c.src[1])[lane], false);
       w.launch->issue(std::make_unique<CopyOperation>(w, c, lane, taddr, matrix));
     } catch (const MatrixDescriptorError& error) {
       w.fault(c, lane, error.kind, std::string("the matrix descriptor: ") + error.what());

@@ -17,6 +17,7 @@
 #include <bit>
 #include <cstring>
 
+#include "sim/coverage.h"
 #include "sim/machine/async.h"
 #include "sim/ops/instruction_descriptor.h"
 #include "sim/ops/matrix_descriptor.h"
@@ -307,6 +308,7 @@ void check_matrix(Warp& w, const Code& c, int lane, const MmaInstruction& in, co
   } catch (const MatrixDescriptorError& error) {
     refuse(error.kind, error.what());
   }
+  record_matrix_descriptor(descriptor, transposed);
 }
 
 void check_addresses(Warp& w, const Code& c, int lane, const Operands& o) {

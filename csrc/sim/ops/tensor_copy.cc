@@ -1,6 +1,7 @@
 // Tensor copies (PTX ISA 9.7.9.25.5): boxes of a tensor map between global and shared memory.
 #include <algorithm>
 
+#include "sim/coverage.h"
 #include "sim/machine/tensor_box.h"
 #include "sim/ops/atomic.h"
 #include "sim/ops/bulk.h"
@@ -103,6 +104,7 @@ TensorMap read_map(const Actor& actor, u64 address) {
     actor.fault(FaultKind::argument, "these 128 bytes are no tensor map that was encoded here");
   if (const std::string wrong = misfit(*map, actor); !wrong.empty())
     actor.fault(FaultKind::argument, "the tensor map " + wrong);
+  record_tensor_map(*map);
   return *map;
 }
 

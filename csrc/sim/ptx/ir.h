@@ -87,6 +87,7 @@ struct Function {
   std::string name;
   bool entry = false;
   bool defined = false;
+  bool reports_assertion = false;  // __assertfail, which CUDA defines and assert() calls
   u32 line = 0;
   std::vector<Register> registers;
   std::vector<u32> parameters;  // variables, or registers where parameter_is_register

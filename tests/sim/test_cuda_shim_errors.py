@@ -110,7 +110,7 @@ def test_codes_have_names_and_texts(code: int) -> None:
         ("st.global.u32 [a+4], 1;", stand_in.ILLEGAL_ADDRESS, 5, "outside every buffer"),
         ("st.global.u32 [a+2], 1;", stand_in.MISALIGNED_ADDRESS, 5, "not aligned to 4 bytes"),
         ("trap;", stand_in.LAUNCH_FAILED, 5, "trap"),
-        ("mov.u32 r, r;", stand_in.LAUNCH_FAILED, 5, "r"),
+        ("st.global.u32 [a], r;", stand_in.LAUNCH_FAILED, 5, "register r is read"),
         ("LOOP:\nbra LOOP;", stand_in.LAUNCH_TIMEOUT, 6, "instructions"),
     ],
 )

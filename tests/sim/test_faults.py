@@ -19,19 +19,34 @@ PLANTED = {
         "uninitialized-register",
         1,
         "register r1 is read, and all lanes never wrote it",
-        "mov.u32 r0, 1;\nadd.u32 r2, r0, r1;",
+        "{ .shared .b32 s;\nst.shared.u32 [s], r1; }",
+    ),
+    "register computed from another": (
+        "uninitialized-register",
+        2,
+        "register r2 is read, and all lanes computed it from r1, never written",
+        "{ .shared .b32 s;\nmov.u32 r0, 1; add.u32 r2, r0, r1; mul.lo.u32 r2, r2, r2;\n"
+        "st.shared.u32 [s], r2; }",
     ),
     "register of some lanes": (
         "uninitialized-register",
         2,
         "lanes 8-31 never wrote it",
-        "mov.u32 r0, %tid.x;\nsetp.lt.u32 p, r0, 8; @p mov.u32 r1, 5;\nadd.u32 r2, r0, r1;",
+        "{ .shared .b32 s; mov.u32 r0, %tid.x;\nsetp.lt.u32 p, r0, 8; @p mov.u32 r1, 5;\n"
+        "st.shared.u32 [s], r1; }",
     ),
     "predicate": (
         "uninitialized-register",
         1,
-        "the guard q was never written",
+        "register q is read, and all lanes never wrote it",
         "mov.u32 r0, 1;\n@q mov.u32 r0, 2;",
+    ),
+    "predicate computed from a register": (
+        "uninitialized-register",
+        1,
+        "register p is read, and lanes 8-31 computed it from r1, never written",
+        "mov.u32 r0, %tid.x; setp.lt.u32 q, r0, 8; @q mov.u32 r1, 5; setp.eq.u32 p, r1, 5;\n"
+        "@p mov.u32 r0, 2;",
     ),
     "shared": (
         "uninitialized-memory",
@@ -67,9 +82,10 @@ PLANTED = {
     ),
     "mapa": (
         "out-of-bounds",
-        1,
-        "mapa to rank 3",
-        "{ .shared .b32 s; mov.u32 r0, s;\nmapa.shared::cluster.u32 r1, r0, 3; }",
+        2,
+        "names rank 3 of a cluster of 1",
+        "{ .shared .b32 s; mov.u32 r0, s;\nmapa.shared::cluster.u32 r1, r0, 3;\n"
+        "ld.shared::cluster.u32 r1, [r1]; }",
     ),
     "misaligned": (
         "misaligned",
@@ -132,6 +148,17 @@ def test_a_planted_bug_is_reported_at_its_line(name: str) -> None:
 
 
 POINTER = "ld.param.u64 a0, [x]; mov.u32 r0, %tid.x; mad.wide.u32 a0, r0, 4, a0;\n"
+
+
+def test_computing_with_an_unwritten_register_is_no_fault() -> None:
+    """Compilers compute ahead what they then throw away; a write makes the register good again.
+
+    CUTLASS does so with the tile that a cancelled request for work has not returned.
+    """
+    run(
+        "{ .shared .b32 s; add.u32 r2, r1, 5; setp.eq.u32 p, r2, 5; selp.b32 r2, r2, r1, p;\n"
+        "mov.u32 r2, 7; st.shared.u32 [s], r2; }"
+    )
 
 
 def test_global_memory_is_bounded() -> None:

@@ -121,6 +121,14 @@ def test_the_index_of_a_refusal() -> None:
         assert set(faults(body, grid=(1, 1, 1))) == {("argument", 1)}
 
 
+def test_zeros_are_a_response_without_a_cluster() -> None:
+    """CUTLASS writes them where there is one tile (assumption S34): no cluster was cancelled."""
+    body = "mov.b64 a4, 0; mov.b128 big, {a4, a4};\n" + f"{QUERY}.is_canceled.pred.b128 q, big;\n"
+    assert set(faults(body + "@q trap; }", grid=(1, 1, 1))) == {("", 0)}
+    for query in FIRST.values():
+        assert set(faults(body + query + "}", grid=(1, 1, 1))) == {("argument", 2)}
+
+
 def test_reading_a_response_too_early() -> None:
     """Without the wait the response counts as unwritten, or the read races with its arrival."""
     wait = "W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 q, [r2], r7; @!q bra W;"

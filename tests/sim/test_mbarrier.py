@@ -189,3 +189,22 @@ def test_a_relaxed_wait_orders_nothing() -> None:
     with pytest.raises(sim.SimulationError) as error:
         run(SETUP + body.replace("ORDER", "relaxed"), block=64)
     assert error.value.kind == "race"
+
+
+def test_completing_by_hand_orders_stores_unless_strict() -> None:
+    """complete_tx is relaxed; by default it gives what its warp knows (assumption S35)."""
+    body = (
+        "@p mbarrier.init.shared.b64 [r2], 1; st.shared.u32 [r4], 0; bar.sync 0; "
+        "setp.eq.u32 q, r0, 32; "
+        "@q mbarrier.arrive.expect_tx.shared.b64 _, [r2], 16;\n"
+        "@q st.shared.u32 [r3], 77;\n"
+        "@q mbarrier.complete_tx.shared.b64 [r2], 16;\n"
+        "W: mbarrier.try_wait.parity.shared.b64 q, [r2], 0; @!q bra W; ld.shared.u32 r9, [r3];"
+    )
+    for seed in range(6):
+        assert (collect(body, 64, seed=seed) == 77).all()
+        with pytest.raises(sim.SimulationError) as error:
+            collect(
+                body, 64, seed=seed, machine=sim.Machine("100a", checks=sim.Checks(strict=True))
+            )
+        assert error.value.kind == "race"

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -122,6 +123,8 @@ struct Warp {
   const u32* constants = nullptr;
   u32* written = nullptr;  // by block: lanes that hold a value
   std::vector<u32> predicates, predicates_written;
+  // Slot that holds no value because it was computed from one that was never written -> that one.
+  std::map<u32, u32> unwritten_origins;
   std::vector<u32> storage;
   std::vector<u8> local;  // lane after lane, Program::local_bytes each
   std::vector<u8> local_written;
@@ -195,7 +198,10 @@ struct Warp {
   bool merge();
   u32 first_in_order() const;
   bool precedes(const Fragment& a, const Fragment& b) const;
-  void check_registers(const Code& c, u32 mask);
+  // Lanes of `mask` in which a source is unwritten; a fault where the instruction does more than compute.
+  u32 check_registers(const Code& c, u32 mask);
+  [[noreturn]] void refuse_unwritten(const Code& c, u32 slot, u32 lanes);
+  u32& written_lanes(u32 slot);  // slot as in Program::checks
 };
 
 // What a fragment that waits at a barrier gets when it completes.
@@ -285,7 +291,7 @@ struct Dim3 {
 struct Checks {
   bool races = true;
   bool uninitialized = true;
-  bool strict = false;  // tcgen05.fence pairs, which kernels of others leave out
+  bool strict = false;  // what kernels of others leave out: pairs of tcgen05.fence, waits
 };
 
 // What is counted and timed besides (costs/).

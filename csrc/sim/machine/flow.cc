@@ -157,17 +157,25 @@ void drop_needless_checks(Program& program, u32 begin, u32 end) {
   };
   const std::size_t words = (registers + program.predicates + 63) / 64;
   using Set = std::vector<u64>;
+  const auto is_written = [&](u32 slot, const Set& written) {
+    const std::size_t bit = bit_of(slot);
+    return (written[bit / 64] >> (bit % 64) & 1) != 0;
+  };
   const auto apply = [&](const Code& c, Set& written) {
-    if (c.guard != kNoSlot) return;
+    bool carries = false;  // an unwritten register may go on
+    for (u32 k = c.checks_begin; c.computes && k < c.checks_end; ++k)
+      carries |= !is_written(program.checks[k], written);
+    if (!carries && c.guard != kNoSlot) return;
     for (u32 k = c.marks_begin; k < c.marks_end; ++k) {
       const std::size_t bit = bit_of(program.checks[k]);
-      written[bit / 64] |= u64{1} << (bit % 64);
+      const u64 mask = u64{1} << (bit % 64);
+      written[bit / 64] = carries ? written[bit / 64] & ~mask : written[bit / 64] | mask;
     }
   };
   Set specials(words, 0);
   for (const SpecialUse& use : program.specials)
     specials[use.slot / 64] |= u64{1} << (use.slot % 64);
-  // out(block) = in(block) + what it writes; in = intersection over predecessors; entry: %tid and
+  // out(block) = in(block) + what it writes - what it computes from others; in = intersection over predecessors; entry: %tid and
   // its like only.
   std::vector<Set> out(graph.size(), Set(words, ~u64{0}));
   const auto in_of = [&](u32 b) {
@@ -194,15 +202,10 @@ void drop_needless_checks(Program& program, u32 begin, u32 end) {
     for (u32 pc = graph.start[b]; pc < graph.start[b + 1]; ++pc) {
       Code& c = program.code[pc];
       u32 kept = c.checks_begin;
-      for (u32 k = c.checks_begin; k < c.checks_end; ++k) {
-        const std::size_t bit = bit_of(program.checks[k]);
-        if (!(written[bit / 64] >> (bit % 64) & 1)) program.checks[kept++] = program.checks[k];
-      }
+      for (u32 k = c.checks_begin; k < c.checks_end; ++k)
+        if (!is_written(program.checks[k], written)) program.checks[kept++] = program.checks[k];
       c.checks_end = kept;
-      if (c.guard != kNoSlot) {
-        const std::size_t bit = registers + c.guard;
-        c.guard_checked = !(written[bit / 64] >> (bit % 64) & 1);
-      }
+      if (c.guard != kNoSlot) c.guard_checked = !is_written(c.guard | kPredicate, written);
       apply(c, written);
     }
   }

@@ -485,6 +485,9 @@ class Lowerer {
                                         [](auto m) { return m == "sync" || m == "aligned"; });
     code.leader = convergent || i.opcode == "bar" || i.opcode == "barrier";
     if (i.opcode == "ret" || i.opcode == "exit" || i.opcode == "trap") code.flow = Flow::end;
+    const OpClass op_class = form.row->op_class;
+    code.computes = op_class == OpClass::integer || op_class == OpClass::floating ||
+                    op_class == OpClass::convert || i.opcode == "mov";
     const auto append = [&](const std::vector<u32>& list, u32& begin, u32& end) {
       begin = static_cast<u32>(program_->checks.size());
       program_->checks.insert(program_->checks.end(), list.begin(), list.end());

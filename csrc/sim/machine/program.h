@@ -47,6 +47,8 @@ struct Code {
   Space space = Space::generic;
   bool guard_negated = false;
   bool guard_checked = true;  // the guard may be unwritten
+  // Only computes: from an unwritten register comes another one, and what uses that is the fault.
+  bool computes = false;
   bool leader = false;  // lanes may meet here: the start of a block, or a convergent instruction
   Flow flow = Flow::next;
   u8 address_bits = 0;  // of the address register: bit n set: operand n is 64 bits wide

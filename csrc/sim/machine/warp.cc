@@ -45,19 +45,38 @@ void Warp::fault(const Code& c, int lane, FaultKind kind, const std::string& mes
               std::string(name_of_fault(kind)) + ": " + message + "\n  " + where(c, lane));
 }
 
-void Warp::check_registers(const Code& c, u32 mask) {
+u32& Warp::written_lanes(u32 slot) {
+  return (slot & kPredicate) != 0 ? predicates_written[slot & ~kPredicate] : written[slot];
+}
+
+void Warp::refuse_unwritten(const Code& c, u32 slot, u32 lanes) {
   const Program& program = *launch->program;
+  const auto name = [&](u32 s) {
+    return (s & kPredicate) != 0 ? program.predicate_names[s & ~kPredicate]
+                                 : program.register_names[s];
+  };
+  const auto origin = unwritten_origins.find(slot);
+  fault(c, std::countr_zero(lanes), FaultKind::uninitialized_register,
+        "register " + name(slot) + " is read, and " + describe_lanes(lanes) +
+            (origin == unwritten_origins.end()
+                 ? " never wrote it"
+                 : " computed it from " + name(origin->second) + ", never written"));
+}
+
+u32 Warp::check_registers(const Code& c, u32 mask) {
+  const Program& program = *launch->program;
+  u32 unwritten = 0;
   for (u32 k = c.checks_begin; k < c.checks_end; ++k) {
     const u32 slot = program.checks[k];
-    const bool predicate = (slot & kPredicate) != 0;
-    const u32 missing =
-        mask & ~(predicate ? predicates_written[slot & ~kPredicate] : written[slot]);
+    const u32 missing = mask & ~written_lanes(slot);
     if (missing == 0) continue;
-    const std::string& name =
-        predicate ? program.predicate_names[slot & ~kPredicate] : program.register_names[slot];
-    fault(c, std::countr_zero(missing), FaultKind::uninitialized_register,
-          "register " + name + " is read, and " + describe_lanes(missing) + " never wrote it");
+    if (!c.computes) refuse_unwritten(c, slot, missing);
+    unwritten |= missing;
+    const auto origin = unwritten_origins.find(slot);
+    const u32 first = origin == unwritten_origins.end() ? slot : origin->second;
+    for (u32 m = c.marks_begin; m < c.marks_end; ++m) unwritten_origins[program.checks[m]] = first;
   }
+  return unwritten;
 }
 
 u64 Warp::run(u64 budget) {
@@ -78,9 +97,7 @@ u64 Warp::run(u64 budget) {
     u32 mask = f.mask;
     if (c.guard != kNoSlot) {
       if (c.guard_checked && uninitialized && (mask & ~predicates_written[c.guard]) != 0) {
-        fault(c, std::countr_zero(mask & ~predicates_written[c.guard]),
-              FaultKind::uninitialized_register,
-              "the guard " + program.predicate_names[c.guard] + " was never written");
+        refuse_unwritten(c, c.guard | kPredicate, mask & ~predicates_written[c.guard]);
       }
       mask &= c.guard_negated ? ~predicates[c.guard] : predicates[c.guard];
     }
@@ -92,15 +109,12 @@ u64 Warp::run(u64 budget) {
     ++counts[pc];
     if (mask != 0) {
       lane_counts[pc] += mask == kAllLanes ? kLanes : static_cast<u64>(std::popcount(mask));
-      if (c.checks_begin != c.checks_end && uninitialized) check_registers(c, mask);
+      u32 unwritten = 0;
+      if (c.checks_begin != c.checks_end && uninitialized) unwritten = check_registers(c, mask);
       c.exec(*this, c, mask);
       for (u32 k = c.marks_begin; k < c.marks_end; ++k) {
-        const u32 slot = program.checks[k];
-        if (slot & kPredicate) {
-          predicates_written[slot & ~kPredicate] |= mask;
-        } else {
-          written[slot] |= mask;
-        }
+        u32& lanes = written_lanes(program.checks[k]);
+        lanes = (lanes | mask) & ~unwritten;
       }
     }
     if (costs) costs->end(*this, c, pc, mask);

@@ -87,7 +87,10 @@ void BulkStore::perform() {
   warp->wake_all(kWaitsForBulkGroup);
 }
 
-bool BulkStore::uses(const Cta& cta) const { return warp->cta == &cta && !progress_->read; }
+// Strict only: CUTLASS leaves without a wait (assumption S51).
+bool BulkStore::uses(const Cta& cta) const {
+  return warp->launch->spec.checks.strict && warp->cta == &cta && !progress_->read;
+}
 
 AsyncWork BulkStore::work() const {
   AsyncWork work;

@@ -85,9 +85,11 @@ void request(Warp& w, const Code& c, u32 mask) {
 struct Response {
   bool canceled;
   u32 first_cta[3];
+  bool asked = true;  // false: 16 bytes of zeros (assumption S34)
 };
 Response read_response(Warp& w, const Code& c, int lane) {
   const u64 low = w.in64(c.src[0])[lane], high = w.in64(c.src[0] + 2)[lane];
+  if (low == 0 && high == 0) return {false, {}, false};
   const u32 mark = static_cast<u32>(low);
   if ((mark & ~1u) != kResponseMark)
     w.fault(c, lane, FaultKind::argument, "these 16 bytes are no response of try_cancel");
@@ -99,9 +101,10 @@ void is_canceled(Warp& w, const Code& c, u32 mask) {
   u32 canceled = 0;
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
-    if (read_response(w, c, lane).canceled) {
+    const Response response = read_response(w, c, lane);
+    if (response.canceled) {
       canceled |= 1u << lane;
-    } else {
+    } else if (response.asked) {
       w.cta->cancel_refused = true;
     }
   }

@@ -81,6 +81,7 @@ const PanelKernels& kernels_of(Level level) {
 
 const StreamKernels* stream_of(Level level) {
 #if defined(__x86_64__)
+  if (level == Level::avx2) return &avx2_stream_kernels();
   if (level >= Level::avx512) return &avx512_stream_kernels();
 #endif
   (void)level;

@@ -127,6 +127,7 @@ const PanelKernels& portable_panel_kernels();
 const PanelKernels& avx2_panel_kernels();
 const PanelKernels& avx512_panel_kernels();
 const PanelKernels& amx_panel_kernels();
+const StreamKernels& avx2_stream_kernels();
 const StreamKernels& avx512_stream_kernels();
 #endif
 

@@ -90,7 +90,8 @@ struct QuantizeKernels {
 const QuantizeKernels& portable_quantize_kernels();
 const QuantizeKernels& avx2_quantize_kernels();    // the portable ones on other processors
 const QuantizeKernels& avx512_quantize_kernels();  // the portable ones on other processors
-// Those of quantize_avx512_read.cc; the others are nullptr.
+// Those of quantize_avx2_read.cc and quantize_avx512_read.cc; the others are nullptr.
+QuantizeKernels avx2_reading_quantize_kernels();
 QuantizeKernels avx512_reading_quantize_kernels();
 
 // The scale and multiplier of one 16x16 tile whose largest abs bits are `amax`. x(i, k) is element

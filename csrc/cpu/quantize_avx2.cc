@@ -20,6 +20,7 @@
 // clang-format off
 #include "cpu/quantize_avx2_unit.h"
 #include "cpu/quantize_avx2_scale.h"
+#include "cpu/quantize_avx2_e2m1.h"
 // clang-format on
 
 namespace jax_fp4::cpu {
@@ -146,13 +147,20 @@ void encode_run(const Encoding& e, const void* x, int64_t n, uint64_t group, Giv
                 uint8_t* values, uint8_t* scales) {
   const int64_t in_unit = int64_t{kLanes} * e.format.block;
   const int64_t unit_bytes = int64_t{kLanes} * block_bytes(e.format);
-  for (; n >= in_unit; n -= in_unit) {
-    encode_blocks(e, static_cast<const uint8_t*>(x), group, given, values, scales);
-    x = at(e.dtype, x, in_unit);
-    group += static_cast<uint64_t>(in_unit / 16);
+  const bool plain = is_plain_e2m1(e) && !given.scales;
+  while (n >= in_unit) {
+    const auto* data = static_cast<const uint8_t*>(x);
+    int units = static_cast<int>(kBatch / in_unit);
+    if (!plain || n < kBatch || !encode_batch(e, data, values, scales)) {
+      encode_blocks(e, data, group, given, values, scales);
+      units = 1;
+    }
+    n -= units * in_unit;
+    x = at(e.dtype, x, units * in_unit);
+    group += static_cast<uint64_t>(units * in_unit / 16);
+    values += units * unit_bytes;
+    scales += units * kLanes;
     if (given.scales) given = {given.scales + kLanes, given.multipliers + kLanes, given.pitch};
-    values += unit_bytes;
-    scales += kLanes;
   }
   if (n == 0) return;
   // Whole groups of 16, then the padding of the row.
@@ -178,6 +186,9 @@ void encode_columns(const Encoding& e, const void* x, int64_t pitch, int rows, i
                     uint8_t (*scales)[kStripCols]) {
   const int block = e.format.block;
   const WholeStrip whole(e.dtype, x, pitch, rows, cols, block);
+  if (is_plain_e2m1(e) && !given.scales &&
+      encode_finite_strip(e, whole.row(0), whole.pitch(), rows, values, scales))
+    return;
   Strip strip;
   for (int b = 0; b * block < rows; ++b) {
     load_columns(e.dtype, strip, whole.row(b * block), whole.pitch(), block);

@@ -20,12 +20,6 @@ constexpr int64_t kPieceElements = 1 << 17;
 constexpr int64_t kPieceCols = kPieceElements / kStripRows;
 constexpr int64_t kMaxPieceBlocks = kPieceElements / 16;
 
-const QuantizeKernels& kernels() {
-  if (level() >= Level::avx512) return avx512_quantize_kernels();
-  if (level() == Level::avx2) return avx2_quantize_kernels();
-  return portable_quantize_kernels();
-}
-
 struct Piece {
   int64_t lead, row, col, rows, cols;
 };
@@ -339,8 +333,14 @@ void prepare(const Input& x, const Target& t) {
 
 }  // namespace
 
+const QuantizeKernels& quantize_kernels() {
+  if (level() >= Level::avx512) return avx512_quantize_kernels();
+  if (level() == Level::avx2) return avx2_quantize_kernels();
+  return portable_quantize_kernels();
+}
+
 void amax(const Input& x, const AmaxRequest& request, Parallel& parallel) {
-  const QuantizeKernels& k = kernels();
+  const QuantizeKernels& k = quantize_kernels();
   const Pieces pieces(x, request.rotate && request.axis == Axis::rows);
   std::vector<Partial> partials(static_cast<std::size_t>(pieces.count()));
   for_each_piece(parallel, pieces.count(), [&](int64_t i) {
@@ -364,7 +364,7 @@ void amax(const Input& x, const AmaxRequest& request, Parallel& parallel) {
 
 void quantize(const Input& x, const Copy* row, const Copy* col, Parallel& parallel) {
   const IeeeEnvironment ieee;
-  const QuantizeKernels& k = kernels();
+  const QuantizeKernels& k = quantize_kernels();
   std::vector<Target> targets;
   for (const Copy* copy : {row, col})
     if (copy) targets.emplace_back(x, *copy);
@@ -382,7 +382,7 @@ void quantize(const Input& x, const Copy* row, const Copy* col, Parallel& parall
 }
 
 void dequantize(const Quantized& q, Dtype dtype, void* out, Parallel& parallel) {
-  const QuantizeKernels& k = kernels();
+  const QuantizeKernels& k = quantize_kernels();
   const int64_t blocks = ceil_div(q.k, q.format.block);
   const int64_t pitch = row_bytes(q.format.element, q.k);
   const int64_t lead_scales = scale_bytes(q.layout, q.rows, blocks);

@@ -147,11 +147,11 @@ void encode_run(const Encoding& e, const void* x, int64_t n, uint64_t group, Giv
                 uint8_t* values, uint8_t* scales) {
   const int64_t in_unit = int64_t{kLanes} * e.format.block;
   const int64_t unit_bytes = int64_t{kLanes} * block_bytes(e.format);
-  const bool plain = is_plain_e2m1(e) && !given.scales;
+  const bool plain = is_plain_e2m1(e);
   while (n >= in_unit) {
     const auto* data = static_cast<const uint8_t*>(x);
     int units = static_cast<int>(kBatch / in_unit);
-    if (!plain || n < kBatch || !encode_batch(e, data, values, scales)) {
+    if (!plain || n < kBatch || !encode_batch(e, data, given, values, scales)) {
       encode_blocks(e, data, group, given, values, scales);
       units = 1;
     }
@@ -160,7 +160,8 @@ void encode_run(const Encoding& e, const void* x, int64_t n, uint64_t group, Giv
     group += static_cast<uint64_t>(units * in_unit / 16);
     values += units * unit_bytes;
     scales += units * kLanes;
-    if (given.scales) given = {given.scales + kLanes, given.multipliers + kLanes, given.pitch};
+    if (given.scales)
+      given = {given.scales + units * kLanes, given.multipliers + units * kLanes, given.pitch};
   }
   if (n == 0) return;
   // Whole groups of 16, then the padding of the row.
@@ -186,8 +187,8 @@ void encode_columns(const Encoding& e, const void* x, int64_t pitch, int rows, i
                     uint8_t (*scales)[kStripCols]) {
   const int block = e.format.block;
   const WholeStrip whole(e.dtype, x, pitch, rows, cols, block);
-  if (is_plain_e2m1(e) && !given.scales &&
-      encode_finite_strip(e, whole.row(0), whole.pitch(), rows, values, scales))
+  if (is_plain_e2m1(e) &&
+      encode_finite_strip(e, whole.row(0), whole.pitch(), rows, given, values, scales))
     return;
   Strip strip;
   for (int b = 0; b * block < rows; ++b) {

@@ -1,4 +1,4 @@
-// NVFP4 and MXFP4 with rounding to nearest and one scale per block, of bf16 and f32: the fast path.
+// NVFP4 and MXFP4 with rounding to nearest, of bf16 and f32: the fast path.
 //
 // Only finite values are encoded here. Functions return false where there are others; the general
 // kernels then write everything again.
@@ -114,10 +114,10 @@ inline void encode_groups(const uint8_t* x, const float* multipliers, uint8_t* v
 constexpr int kGroupsPerBatch = 32;
 constexpr int64_t kBatch = 16 * kGroupsPerBatch;
 
+// Scale bytes of blocks, and the multiplier of each group.
 template <Dtype kDtype>
-bool encode_batch_of(const Encoding& e, const uint8_t* x, uint8_t* values, uint8_t* scales) {
+bool find_scales(const Encoding& e, const uint8_t* x, uint8_t* scales, float* multipliers) {
   constexpr int64_t kGroupBytes = 16 * dtype_bytes(kDtype);
-  alignas(32) float multipliers[kGroupsPerBatch];
   I bad = _mm256_setzero_si256();
 #pragma GCC unroll 4
   for (int g = 0; g < kGroupsPerBatch; g += 8) {
@@ -129,28 +129,47 @@ bool encode_batch_of(const Encoding& e, const uint8_t* x, uint8_t* values, uint8
     if (e.format.block == 16) {
       const Scales s = block_scales(e, amax);
       store_bytes(scales + g, s.bytes);
-      _mm256_store_ps(multipliers + g, s.multipliers);
+      _mm256_storeu_ps(multipliers + g, s.multipliers);
     } else {
       // Both groups of a block get its scale.
       amax = _mm256_max_epi32(amax, _mm256_shuffle_epi32(amax, 0b10'11'00'01));
       const Scales s = block_scales(e, amax);
-      uint8_t bytes[8];
-      store_bytes(bytes,
-                  _mm256_permutevar8x32_epi32(s.bytes, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6)));
+      const I even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+      uint8_t bytes[kLanes];
+      store_bytes(bytes, _mm256_permutevar8x32_epi32(s.bytes, even));
       std::memcpy(scales + g / 2, bytes, 4);
-      _mm256_store_ps(multipliers + g, s.multipliers);
+      _mm256_storeu_ps(multipliers + g, s.multipliers);
     }
   }
-  if (any(bad)) return false;
+  return !any(bad);
+}
+
+inline bool take_scales(const Encoding& e, GivenScales given, uint8_t* scales, float* multipliers) {
+  const int groups = e.format.block / 16, blocks = kGroupsPerBatch / groups;
+  bool finite = true;
+  for (int b = 0; b < blocks; ++b) finite &= given.scales[b] != nan_scale(e.format.scale);
+  std::memcpy(scales, given.scales, static_cast<std::size_t>(blocks));
+  for (int g = 0; g < kGroupsPerBatch; ++g) multipliers[g] = given.multipliers[g / groups];
+  return finite;
+}
+
+template <Dtype kDtype>
+bool encode_batch_of(const Encoding& e, const uint8_t* x, GivenScales given, uint8_t* values,
+                     uint8_t* scales) {
+  float multipliers[kGroupsPerBatch];
+  const bool finite = given.scales ? take_scales(e, given, scales, multipliers)
+                                   : find_scales<kDtype>(e, x, scales, multipliers);
+  if (!finite) return false;
   for (int g = 0; g < kGroupsPerBatch; g += 4)
-    encode_groups<kDtype>(x + g * kGroupBytes, multipliers + g, values + 8 * g);
+    encode_groups<kDtype>(x + 16 * g * dtype_bytes(kDtype), multipliers + g, values + 8 * g);
   return true;
 }
 
 // kBatch elements.
-inline bool encode_batch(const Encoding& e, const uint8_t* x, uint8_t* values, uint8_t* scales) {
-  return e.dtype == Dtype::bf16 ? encode_batch_of<Dtype::bf16>(e, x, values, scales)
-                                : encode_batch_of<Dtype::f32>(e, x, values, scales);
+inline bool encode_batch(const Encoding& e, const uint8_t* x, GivenScales given, uint8_t* values,
+                         uint8_t* scales) {
+  return e.dtype == Dtype::bf16 ? encode_batch_of<Dtype::bf16>(e, x, given, values, scales)
+                                : encode_batch_of<Dtype::f32>(e, x, given, values, scales);
 }
 
 // ---- Columns ------------------------------------------------------------------------------------
@@ -242,7 +261,7 @@ inline void encode_square(const typename Columns<kDtype>::Row* row, const V (&mu
 
 template <Dtype kDtype>
 bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, int rows,
-                            uint8_t* values, uint8_t (*scales)[kStripCols]) {
+                            GivenScales given, uint8_t* values, uint8_t (*scales)[kStripCols]) {
   using Side = Columns<kDtype>;
   const int block = e.format.block;
   const int64_t step = pitch * dtype_bytes(kDtype);
@@ -261,6 +280,13 @@ bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, 
     I bad = _mm256_setzero_si256();
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
+      if (given.scales) {
+        const int64_t tile = b + 16 * half / block * given.pitch;
+        const I byte = set1(given.scales[tile]);
+        bad = _mm256_or_si256(bad, _mm256_cmpeq_epi32(byte, set1(nan_scale(e.format.scale))));
+        found[half][0] = found[half][1] = {byte, _mm256_set1_ps(given.multipliers[tile])};
+        continue;
+      }
       I amax[2];
       Side::amax(row[half], block, amax);
       bad = _mm256_or_si256(bad, _mm256_or_si256(not_finite(amax[0]), not_finite(amax[1])));
@@ -282,10 +308,10 @@ bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, 
 
 // A whole strip of a multiple of `block` rows.
 inline bool encode_finite_strip(const Encoding& e, const uint8_t* x, int64_t pitch, int rows,
-                                uint8_t* values, uint8_t (*scales)[kStripCols]) {
+                                GivenScales given, uint8_t* values, uint8_t (*scales)[kStripCols]) {
   return e.dtype == Dtype::bf16
-             ? encode_finite_strip_of<Dtype::bf16>(e, x, pitch, rows, values, scales)
-             : encode_finite_strip_of<Dtype::f32>(e, x, pitch, rows, values, scales);
+             ? encode_finite_strip_of<Dtype::bf16>(e, x, pitch, rows, given, values, scales)
+             : encode_finite_strip_of<Dtype::f32>(e, x, pitch, rows, given, values, scales);
 }
 
 }  // namespace

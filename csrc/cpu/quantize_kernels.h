@@ -87,6 +87,7 @@ struct QuantizeKernels {
                      float global, std::int64_t n, Dtype dtype, void* out);
 };
 
+const QuantizeKernels& quantize_kernels();  // those of the level in use
 const QuantizeKernels& portable_quantize_kernels();
 const QuantizeKernels& avx2_quantize_kernels();    // the portable ones on other processors
 const QuantizeKernels& avx512_quantize_kernels();  // the portable ones on other processors

@@ -1,9 +1,13 @@
 // The Python extension `_core`: FFI handlers as capsules, and the CPU level.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +15,7 @@
 #include "compile/images.h"
 #include "cpu/cpu.h"
 #include "cpu/peak.h"
+#include "cpu/search.h"
 #include "ffi/attributes.h"
 #include "ffi/cpu_handlers.h"
 #include "ffi/device_handlers.h"
@@ -52,6 +57,29 @@ void force_cpu_level(const std::string& name) {
        "' is unknown; expected 'model', 'portable', 'avx2', 'avx512', 'amx', or '' "
        "for the best one")
           .c_str());
+}
+
+using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ReadBytes =
+    nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void search_nvfp4(ReadBytes x, const std::string& dtype, float amax, Bytes scales, Bytes values) {
+  constexpr std::pair<const char*, jf::cpu::Dtype> kDtypes[] = {{"float32", jf::cpu::Dtype::f32},
+                                                                {"bfloat16", jf::cpu::Dtype::bf16},
+                                                                {"float16", jf::cpu::Dtype::f16}};
+  const auto* known = std::ranges::find(kDtypes, dtype, [](const auto& d) { return d.first; });
+  if (known == std::end(kDtypes)) throw nb::value_error("dtype of x");
+  const auto rows = static_cast<std::int64_t>(scales.shape(0));
+  const auto length = static_cast<std::int64_t>(scales.shape(1)) * 16;
+  const auto is = [&](const auto& array, std::int64_t bytes) {
+    return static_cast<std::int64_t>(array.shape(0)) == rows &&
+           static_cast<std::int64_t>(array.shape(1)) == bytes;
+  };
+  if (!is(x, length * jf::cpu::dtype_bytes(known->second)) ||
+      !is(values, jf::row_bytes(jf::Element::e2m1, length)))
+    throw nb::value_error("shapes of x, scales and values");
+  const nb::gil_scoped_release released;
+  jf::cpu::search_nvfp4(known->second, x.data(), rows, length, amax, scales.data(), values.data());
 }
 
 // {target: {stage: handler}}
@@ -175,6 +203,11 @@ NB_MODULE(_core, m) {
       "The CPU level in use: 'portable', 'avx2', 'avx512', 'amx', or 'model' when forced.");
   m.def("cpu_peak_flops", &jf::cpu::peak_flops, nb::arg("seconds"),
         "Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX2.");
+  m.def("search_nvfp4", &search_nvfp4, nb::arg("x"), nb::arg("dtype"), nb::arg("amax"),
+        nb::arg("scales"), nb::arg("values"),
+        nb::sig("def search_nvfp4(x: object, dtype: str, amax: float, scales: object, "
+                "values: object) -> None"),
+        "Rows of bytes (uint8): replaces scales by the best ones, and writes their codes.");
   m.def(
       "best_cpu_level", [] { return level_name(jf::cpu::best_level()); },
       "The highest CPU level that processor and operating system offer.");

@@ -62,6 +62,9 @@ def plan_gemm(
 def reset_sim_driver(devices: str, seed: int) -> None:
     """A new simulated driver; devices is a list such as '100a,103a'."""
 
+def search_nvfp4(x: object, dtype: str, amax: float, scales: object, values: object) -> None:
+    """Rows of bytes (uint8): replaces scales by the best ones, and writes their codes."""
+
 def sim_driver_reports() -> list[str]:
     """Reports of faults and warnings of the simulated driver since its reset."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jaxlib
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -136,6 +137,18 @@ def best_cpu_level() -> str:
 def force_cpu_level(name: str) -> None:
     """Uses one CPU level for all later calls; ``""`` goes back to the best one. For tests."""
     _core.force_cpu_level(name)
+
+
+def search_nvfp4(x: np.ndarray, amax: float, scales: np.ndarray, values: np.ndarray) -> None:
+    """The best NVFP4 scale of each block among a few candidates (csrc/cpu/search.h), in place.
+
+    Args:
+        x: float32, bfloat16 or float16 [rows, length], contiguous, length a multiple of 16.
+        amax: of the tensor.
+        scales: uint8 [rows, blocks], those of rounding to nearest; replaced.
+        values: uint8 [rows, row bytes], written: the codes that belong to them.
+    """
+    _core.search_nvfp4(x.view(np.uint8), x.dtype.name, amax, scales, values)
 
 
 def cpu_peak_flops(seconds: float) -> float:

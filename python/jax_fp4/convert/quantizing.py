@@ -16,20 +16,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from jax_fp4 import _native
 from jax_fp4.block_array import BlockScaledArray
 from jax_fp4.checkpoint.conventions import fill_zero_scales
 from jax_fp4.formats import NVFP4, Format
 from jax_fp4.quantize import dequantize, quantize
 
-_F32_MAX = np.finfo(np.float32).max
 _UE4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-# Candidates of the search, as steps of the UE4M3 byte from the one that maps the block's maximum
-# to 6: two steps down clip it (a factor of about 0.8; smaller ones were never the best of a million
-# normal blocks), five up reach 4 (1.5). Only a smaller error replaces an earlier candidate.
-SEARCH_STEPS = (0, -1, 1, -2, 2, 3, 4, 5)
-_CHUNK_BLOCKS = (
-    2048  # a block's 16 f32 times this: 128 KiB, so that the search stays in the L2 cache
-)
+_CHUNK_BLOCKS = 2048  # a block's 16 f32 times this: 128 KiB, so that a chunk stays in the L2 cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,94 +176,17 @@ def _better_rule(x: jax.Array, q: BlockScaledArray, amax: Any) -> BlockScaledArr
     return dataclasses.replace(q, values=jnp.asarray(values), scales=jnp.asarray(scales))
 
 
-# ---- The search for NVFP4 scales -----------------------------------------------------------------
-
-
 def _search(x: np.ndarray, q: BlockScaledArray, amax: np.float32) -> BlockScaledArray:
-    """NVFP4 with the best scale of each block; codes by the same chain as `quantize`'s."""
-    with np.errstate(divide="ignore", over="ignore"):
-        encode = min(np.float32(2688) / amax, _F32_MAX) if amax else np.float32(1)
-        decode = np.float32(1) / np.float32(encode)
-    scales = np.array(q.scales)
-    values = np.array(q.values)
-    rows, blocks = scales.shape
-    step = max(1, _CHUNK_BLOCKS // max(1, blocks))
+    """NVFP4 with the best scale of each block, and the codes that `quantize` makes with it."""
+    scales, values = np.array(q.scales), np.array(q.values)
+    x = np.ascontiguousarray(x)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    step = max(1, -(-len(x) // (cores or 1)))
 
     def work(first: int) -> None:
         part = slice(first, first + step)
-        codes, best = _search_blocks(
-            np.asarray(x[part], np.float32).reshape(-1, 16), scales[part].reshape(-1), decode
-        )
-        scales[part] = best.reshape(-1, blocks)
-        values[part, : blocks * 8] = codes.reshape(-1, blocks * 8)
+        _native.search_nvfp4(x[part], float(amax), scales[part], values[part])
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        list(pool.map(work, range(0, rows, step)))
+        list(pool.map(work, range(0, len(x), step)))
     return dataclasses.replace(q, values=jnp.asarray(values), scales=jnp.asarray(scales))
-
-
-def _round_e2m1(y: np.ndarray, spacing: np.ndarray, out: np.ndarray) -> None:
-    """Magnitudes f32 to the nearest E2M1 value, ties to the even code; ``spacing`` is scratch.
-
-    Adding and subtracting 1.5 * 2**23 times the spacing of a binade rounds to it, ties to even.
-    """
-    bits = y.view(np.uint32)
-    np.maximum(bits, np.uint32(0x3F800000), out=spacing.view(np.uint32))  # below 1: as in [1, 2)
-    np.bitwise_and(spacing.view(np.uint32), np.uint32(0x7F800000), out=spacing.view(np.uint32))
-    np.multiply(spacing, np.float32(0.75 * 2**23), out=spacing)
-    np.add(y, spacing, out=out)
-    np.subtract(out, spacing, out=out)
-    np.minimum(out, np.float32(6), out=out)
-
-
-def _search_blocks(
-    x: np.ndarray, base: np.ndarray, decode: np.float32
-) -> tuple[np.ndarray, np.ndarray]:
-    """Packed codes uint8 [blocks, 8] and scale bytes of x f32 [blocks, 16].
-
-    Blocks whose byte is 0 (all of them decode to 0) or NaN keep it.
-    """
-    columns = np.ascontiguousarray(x.T)  # [16, blocks]: sums over a block are in order
-    magnitude = np.abs(columns)
-    fixed = (base == 0) | (base >= 0x7F)
-    magnitude[:, base >= 0x7F] = 0
-    best, least = base.copy(), np.full(base.shape, np.inf, np.float32)
-    y, scratch, value = (np.empty_like(magnitude) for _ in range(3))
-    # The search is in units of the block's first scale: nothing underflows when it is squared.
-    unit = np.where(fixed, np.float32(1), _UE4M3[base])
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.where(
-            fixed, np.float32(0), np.minimum(np.float32(1) / (unit * decode), _F32_MAX)
-        )
-        relative = magnitude * inverse
-    for step in SEARCH_STEPS:
-        byte = np.clip(base.astype(np.int16) + step, 1, 0x7E).astype(np.uint8)
-        ratio = _UE4M3[byte] / unit
-        np.multiply(relative, np.float32(1) / ratio, out=y)
-        _round_e2m1(y, scratch, value)
-        np.multiply(value, ratio, out=value)
-        np.subtract(value, relative, out=value)
-        np.multiply(value, value, out=value)
-        error = np.add.reduce(value, axis=0)
-        better = error < least
-        best = np.where(better, byte, best)
-        least = np.where(better, error, least)
-    best = np.where(fixed, base, best)
-    # The codes, by the chain of docs/numerics.md.
-    with np.errstate(divide="ignore", over="ignore"):
-        multiplier = np.minimum(np.float32(1) / (_UE4M3[best] * decode), _F32_MAX)
-        np.multiply(magnitude, multiplier, out=y)
-    np.minimum(y, np.float32(8), out=y)  # saturates all the same, and stays finite
-    _round_e2m1(y, scratch, value)
-    np.multiply(value, np.float32(2), out=value)
-    codes = _CODE_OF_DOUBLE[value.astype(np.uint8)]
-    codes |= np.signbit(columns).astype(np.uint8) << 3
-    codes[:, base >= 0x7F] = 0
-    rows = np.ascontiguousarray(codes.T)
-    return rows[:, 0::2] | rows[:, 1::2] << 4, best
-
-
-# E2M1 code of half of the index, for the values that it has.
-_CODE_OF_DOUBLE = np.zeros(13, np.uint8)
-_CODE_OF_DOUBLE[[0, 1, 2, 3, 4, 6, 8, 12]] = range(8)

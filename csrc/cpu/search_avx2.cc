@@ -1,7 +1,7 @@
 // The search for NVFP4 scales with AVX2, 8 blocks at a time.
 #include <algorithm>
-#include <array>
 #include <cstring>
+#include <iterator>
 
 #include "cpu/quantize_kernels.h"
 #include "cpu/search.h"
@@ -26,13 +26,30 @@
 namespace jax_fp4::cpu {
 namespace {
 
-constexpr auto kUE4M3Values = [] {
-  std::array<float, 256> values{};
-  for (u32 i = 0; i < 256; ++i) values[i] = decode_ue4m3(i);
-  return values;
-}();
-
-inline V decoded(I bytes) { return _mm256_i32gather_ps(kUE4M3Values.data(), bytes, 4); }
+// Of bytes below the NaN's.
+inline V decoded(I bytes) {
+  constexpr uint32_t kBias = static_cast<uint32_t>(127 - kE4M3.bias) << 23;
+  const I normal = _mm256_add_epi32(_mm256_slli_epi32(bytes, 20), set1(kBias));
+  const V subnormal = _mm256_mul_ps(_mm256_cvtepi32_ps(bytes), _mm256_set1_ps(0x1p-9f));
+  return select(as_float(normal), subnormal, _mm256_cmpgt_epi32(set1(8), bytes));
+}
+// Magnitudes to the nearest E2M1 values, as Rounding does it: step by step for four vectors, since
+// the processor looks ahead by a few instructions only.
+inline void round_to_e2m1(V (&y)[4]) {
+  V magic[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) y[i] = _mm256_min_ps(y[i], _mm256_set1_ps(kE2M1.max));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) magic[i] = _mm256_max_ps(y[i], _mm256_set1_ps(1.0f));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) magic[i] = _mm256_and_ps(magic[i], as_float(set1(kF32InfBits)));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) magic[i] = _mm256_mul_ps(magic[i], _mm256_set1_ps(0x1p22f));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) y[i] = _mm256_add_ps(y[i], magic[i]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) y[i] = _mm256_sub_ps(y[i], magic[i]);
+}
 inline V multipliers_of(V scale, float tensor_decode) {
   const V product = _mm256_mul_ps(scale, _mm256_set1_ps(tensor_decode));
   return minimum(_mm256_div_ps(_mm256_set1_ps(1.0f), product), kF32Max);
@@ -52,23 +69,36 @@ void search_unit(Dtype dtype, const uint8_t* x, float tensor_decode, uint8_t* sc
     const V magnitude = as_float(abs_bits(unit.x[j]));
     unit.x[j] = _mm256_mul_ps(magnitude, multiplier);
   }
+  // All candidates first: one would wait for the divisions of another.
+  constexpr int kCandidates = std::size(kSearchSteps);
+  I byte[kCandidates];
+  V ratio[kCandidates], inverse[kCandidates];
+  for (int c = 0; c < kCandidates; ++c) {
+    const I moved = _mm256_add_epi32(base, _mm256_set1_epi32(kSearchSteps[c]));
+    byte[c] = _mm256_min_epi32(_mm256_max_epi32(moved, set1(1)), set1(kE4M3.max_code));
+    ratio[c] = _mm256_div_ps(decoded(byte[c]), first);
+    inverse[c] = _mm256_div_ps(_mm256_set1_ps(1.0f), ratio[c]);
+  }
   I best = base;
   V least = as_float(set1(kF32InfBits));
-  for (const int step : kSearchSteps) {
-    const I moved = _mm256_add_epi32(base, _mm256_set1_epi32(step));
-    const I byte = _mm256_min_epi32(_mm256_max_epi32(moved, set1(1)), set1(kE4M3.max_code));
-    const V ratio = _mm256_div_ps(decoded(byte), first);
-    const V inverse = _mm256_div_ps(_mm256_set1_ps(1.0f), ratio);
+  for (int c = 0; c < kCandidates; ++c) {
     V error = _mm256_setzero_ps();
-#pragma GCC unroll 16
-    for (int j = 0; j < 16; ++j) {
-      const V y = _mm256_mul_ps(unit.x[j], inverse);
-      const V value = Rounding<Element::e2m1>::nearest(y).value;
-      const V difference = _mm256_sub_ps(_mm256_mul_ps(value, ratio), unit.x[j]);
-      error = _mm256_add_ps(error, _mm256_mul_ps(difference, difference));
+    for (int j = 0; j < 16; j += 4) {
+      V value[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) value[i] = _mm256_mul_ps(unit.x[j + i], inverse[c]);
+      round_to_e2m1(value);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) value[i] = _mm256_mul_ps(value[i], ratio[c]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) value[i] = _mm256_sub_ps(value[i], unit.x[j + i]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) value[i] = _mm256_mul_ps(value[i], value[i]);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) error = _mm256_add_ps(error, value[i]);
     }
     const I better = as_int(_mm256_cmp_ps(error, least, _CMP_LT_OQ));
-    best = select(best, byte, better);
+    best = select(best, byte[c], better);
     least = select(least, error, better);
   }
   store_bytes(scales, best);

@@ -88,6 +88,37 @@ def test_every_format_pair(level: str, pair: tuple[Format, Format]) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("form", IDENTITIES, ids=_name)
+@pytest.mark.parametrize("few", ["e2m1", "e5m2"])
+def test_few_rows_of_every_length(level: str, form: Format, few: str) -> None:
+    """Rows that end anywhere in the chunks and steps of kernels; NaN in what pads tiled scales."""
+    rng = np.random.default_rng(19)
+    few_form = mx(few) if form.block == 32 else form
+    for k in range(3, 300, 5):  # all remainders of a step
+        a = random_operand(rng, few_form, 1 + k % 4, k, tiled=bool(k % 3))
+        b = random_operand(rng, form, 3 + k % 2, k, tiled=bool(k % 2))
+        check(a, b, level, scale_padding=native.NAN_SCALE[form.scale])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("form", [mx("e2m1"), mx("e2m3"), mx("e4m3")], ids=_name)
+@pytest.mark.parametrize("m", [2, 20])
+def test_scales_of_zero_blocks_change_nothing(level: str, form: Format, m: int) -> None:
+    """However far from the others: finite scales of zero codes are not part of a row's span."""
+    rng = np.random.default_rng(20)
+    a, b = (random_operand(rng, form, rows, 320, scales=(100, 110)) for rows in (m, 18))
+    a.codes[..., 64:96] = b.codes[..., 160:192] = 0
+    usual = a.scales % 10, b.scales % 10
+    for least in (0, 100, 200):  # of the other blocks
+        a.scales[:], b.scales[:] = usual[0] + least, usual[1] + 210 - least
+        expected = gemm(a, b, level=level)
+        interval(a, b).require(expected[0])
+        for zero in (0, 127, 254):
+            a.scales[..., 2] = b.scales[..., 5] = zero
+            np.testing.assert_array_equal(gemm(a, b, level=level), expected)
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("shape", [(3, 19, 96), (18, 21, 70)])
 @pytest.mark.parametrize(
     ("elements", "range_a", "range_b"),
@@ -156,7 +187,7 @@ def test_every_ue4m3_byte(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("form", [NVFP4, mx("e2m1"), mx("e2m3"), fp8("e4m3")], ids=_name)
-@pytest.mark.parametrize("shape", [(2, 40, 100), (40, 2, 100), (35, 40, 100)])
+@pytest.mark.parametrize("shape", [(2, 40, 300), (40, 2, 100), (35, 40, 100)])
 def test_nan_scale_makes_its_row_nan_and_no_other(
     level: str, form: Format, shape: tuple[int, int, int]
 ) -> None:
@@ -408,7 +439,8 @@ from support.gemm_native import NVFP4, fp8, gemm, levels, mx, random_operand
 rng = np.random.default_rng(17)
 bias, dtypes = rng.normal(size=64).astype(np.float32), ("f32", "bf16", "f16")
 for form in (NVFP4, mx("e2m1"), mx("e2m3"), mx("e4m3"), fp8("e5m2")):
-    for m, n, k in ((1, 5, 3), (3, 21, 33), (19, 2, 50), (18, 35, 16), (17, 33, 97), (20, 17, 530)):
+    for m, n, k in ((1, 5, 3), (3, 21, 33), (19, 2, 50), (18, 35, 16), (17, 33, 97), (20, 17, 530),
+                    (2, 9, 161), (5, 3, 290)):
         for tiled in (False, True):
             a = random_operand(rng, form, m, k, tiled=tiled)
             b = random_operand(rng, form, n, k, tiled=tiled)

@@ -5,9 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +14,7 @@
 #include "cpu/cpu.h"
 #include "cpu/peak.h"
 #include "cpu/search.h"
+#include "cpu/squares.h"
 #include "ffi/attributes.h"
 #include "ffi/cpu_handlers.h"
 #include "ffi/device_handlers.h"
@@ -63,23 +62,45 @@ using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<2>, nb::c_contig, nb
 using ReadBytes =
     nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+jf::cpu::Dtype dtype_of(const std::string& name) {
+  if (name == "float32") return jf::cpu::Dtype::f32;
+  if (name == "bfloat16") return jf::cpu::Dtype::bf16;
+  if (name == "float16") return jf::cpu::Dtype::f16;
+  throw nb::value_error("dtype is none of float32, bfloat16, float16");
+}
+
+template <class Array>
+bool has_shape(const Array& array, std::int64_t rows, std::int64_t bytes) {
+  return static_cast<std::int64_t>(array.shape(0)) == rows &&
+         static_cast<std::int64_t>(array.shape(1)) == bytes;
+}
+
 void search_nvfp4(ReadBytes x, const std::string& dtype, float amax, Bytes scales, Bytes values) {
-  constexpr std::pair<const char*, jf::cpu::Dtype> kDtypes[] = {{"float32", jf::cpu::Dtype::f32},
-                                                                {"bfloat16", jf::cpu::Dtype::bf16},
-                                                                {"float16", jf::cpu::Dtype::f16}};
-  const auto* known = std::ranges::find(kDtypes, dtype, [](const auto& d) { return d.first; });
-  if (known == std::end(kDtypes)) throw nb::value_error("dtype of x");
+  const jf::cpu::Dtype kind = dtype_of(dtype);
   const auto rows = static_cast<std::int64_t>(scales.shape(0));
   const auto length = static_cast<std::int64_t>(scales.shape(1)) * 16;
-  const auto is = [&](const auto& array, std::int64_t bytes) {
-    return static_cast<std::int64_t>(array.shape(0)) == rows &&
-           static_cast<std::int64_t>(array.shape(1)) == bytes;
-  };
-  if (!is(x, length * jf::cpu::dtype_bytes(known->second)) ||
-      !is(values, jf::row_bytes(jf::Element::e2m1, length)))
-    throw nb::value_error("shapes of x, scales and values");
+  if (!has_shape(x, rows, length * jf::cpu::dtype_bytes(kind)) ||
+      !has_shape(values, rows, jf::row_bytes(jf::Element::e2m1, length)))
+    throw nb::value_error("shapes of x, scales and values do not go together");
   const nb::gil_scoped_release released;
-  jf::cpu::search_nvfp4(known->second, x.data(), rows, length, amax, scales.data(), values.data());
+  jf::cpu::search_nvfp4(kind, x.data(), rows, length, amax, scales.data(), values.data());
+}
+
+std::pair<double, double> squares(ReadBytes x, const std::string& dtype, const std::string& format,
+                                  ReadBytes values, ReadBytes scales, float global) {
+  const jf::cpu::Dtype kind = dtype_of(dtype);
+  jf::ffi::Fields fields(format);
+  const jf::Format target = jf::ffi::parse_format(fields);
+  fields.finish();
+  const auto rows = static_cast<std::int64_t>(scales.shape(0));
+  const auto length = static_cast<std::int64_t>(scales.shape(1)) * target.block;
+  if (!has_shape(x, rows, length * jf::cpu::dtype_bytes(kind)) ||
+      !has_shape(values, rows, length * jf::minifloat(target.element).bits() / 8))
+    throw nb::value_error("shapes of x, scales and values do not go together");
+  const nb::gil_scoped_release released;
+  const auto sums =
+      jf::cpu::squares(kind, x.data(), rows, length, target, values.data(), scales.data(), global);
+  return {sums.error, sums.norm};
 }
 
 // {target: {stage: handler}}
@@ -208,6 +229,11 @@ NB_MODULE(_core, m) {
         nb::sig("def search_nvfp4(x: object, dtype: str, amax: float, scales: object, "
                 "values: object) -> None"),
         "Rows of bytes (uint8): replaces scales by the best ones, and writes their codes.");
+  m.def("squares", &squares, nb::arg("x"), nb::arg("dtype"), nb::arg("format"), nb::arg("values"),
+        nb::arg("scales"), nb::arg("global_scale"),
+        nb::sig("def squares(x: object, dtype: str, format: str, values: object, scales: object, "
+                "global_scale: float) -> tuple[float, float]"),
+        "Sums of (value - x)**2 and of x**2, of rows of bytes (uint8).");
   m.def(
       "best_cpu_level", [] { return level_name(jf::cpu::best_level()); },
       "The highest CPU level that processor and operating system offer.");

@@ -70,3 +70,8 @@ def sim_driver_reports() -> list[str]:
 
 def sim_handlers() -> dict[str, dict[str, object]]:
     """Those of GPUs over the simulated driver, for the CPU platform."""
+
+def squares(
+    x: object, dtype: str, format: str, values: object, scales: object, global_scale: float
+) -> tuple[float, float]:
+    """Sums of (value - x)**2 and of x**2, of rows of bytes (uint8)."""

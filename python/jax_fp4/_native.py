@@ -151,6 +151,21 @@ def search_nvfp4(x: np.ndarray, amax: float, scales: np.ndarray, values: np.ndar
     _core.search_nvfp4(x.view(np.uint8), x.dtype.name, amax, scales, values)
 
 
+def squares(
+    x: np.ndarray, format: str, values: np.ndarray, scales: np.ndarray, global_scale: float
+) -> tuple[float, float]:
+    """Sums of (value - x)**2 and of x**2 (csrc/cpu/squares.h).
+
+    Args:
+        x: float32, bfloat16 or float16 [rows, length], contiguous, length a multiple of the block.
+        format: the block format's attribute.
+        values: uint8 [rows, length * bits / 8], codes without padding, contiguous.
+        scales: uint8 [rows, blocks], contiguous.
+        global_scale: of the tensor.
+    """
+    return _core.squares(x.view(np.uint8), x.dtype.name, format, values, scales, global_scale)
+
+
 def cpu_peak_flops(seconds: float) -> float:
     """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX2."""
     return _core.cpu_peak_flops(seconds)

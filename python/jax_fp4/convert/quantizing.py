@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from jax_fp4 import _native
@@ -21,9 +20,6 @@ from jax_fp4.block_array import BlockScaledArray
 from jax_fp4.checkpoint.conventions import fill_zero_scales
 from jax_fp4.formats import NVFP4, Format
 from jax_fp4.quantize import dequantize, quantize
-
-_UE4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-_CHUNK_BLOCKS = 2048  # a block's 16 f32 times this: 128 KiB, so that a chunk stays in the L2 cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,19 +68,8 @@ def _block_errors(x: jax.Array, q: BlockScaledArray) -> jax.Array:
     return jnp.sum((difference * difference).reshape(x.shape[0], -1, q.format.block), axis=-1)
 
 
-# Values of one stored byte: two E2M1 codes, or an FP8 code. Six-bit codes lie across bytes.
-_BYTES = np.arange(256, dtype=np.uint8)
-_E2M1 = _BYTES[:16].view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-_VALUES = {
-    "e2m1": np.stack([_E2M1[_BYTES & 15], _E2M1[_BYTES >> 4]], axis=-1).view(np.uint64)[:, 0],
-    "e4m3": _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32),
-    "e5m2": _BYTES.view(ml_dtypes.float8_e5m2).astype(np.float32),
-}
-_UE8M0 = _BYTES.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
-
-
 def squares(x: np.ndarray, slab: Slab) -> tuple[float, float]:
-    """Sums of (value - x)**2 and of x**2, for the report: in f32, but for the last sum.
+    """Sums of (value - x)**2 and of x**2, for the report.
 
     Args:
         x: the rows.
@@ -93,38 +78,13 @@ def squares(x: np.ndarray, slab: Slab) -> tuple[float, float]:
     Returns:
         (squared error, squared norm).
     """
-    sums = np.zeros(2)
-    step = max(1, _CHUNK_BLOCKS * 16 // x.shape[1])
-    for first in range(0, len(x), step):
-        part = slice(first, first + step)
-        sums += _squares(
-            x[part], slab.format, slab.codes[part], slab.scales[part], slab.global_scale
-        )
-    return float(sums[0]), float(sums[1])
-
-
-def _squares(
-    x: np.ndarray, format: Format, codes: np.ndarray, scales: np.ndarray, factor: np.float32
-) -> tuple[float, float]:
-    if x.dtype == ml_dtypes.bfloat16:
-        bits = x.view(np.uint16).astype(np.uint32)
-        wide = np.left_shift(bits, 16, out=bits).view(np.float32)
-    else:
-        wide = x.astype(np.float32)
-    if format.bits == 6:
-        groups = codes.reshape(len(x), -1, 3).astype(np.uint32)
-        word = groups[..., 0] | groups[..., 1] << 8 | groups[..., 2] << 16
-        six = np.stack([word >> 6 * i & 63 for i in range(4)], axis=-1).astype(np.uint8)
-        kind = ml_dtypes.float6_e2m3fn if format.element == "e2m3" else ml_dtypes.float6_e3m2fn
-        value = six.view(kind).astype(np.float32).reshape(x.shape)
-    else:
-        value = _VALUES[format.element].take(codes).view(np.float32).reshape(x.shape)
-    table = _UE8M0 if format.scale == "ue8m0" else _UE4M3
-    scale = table.take(scales) * factor
-    value *= np.repeat(scale, format.block, axis=1)
-    value -= wide
-    error, norm = value.reshape(-1), wide.reshape(-1)
-    return float(np.dot(error, error)), float(np.dot(norm, norm))
+    return _native.squares(
+        np.ascontiguousarray(x),
+        slab.format.attribute(),
+        np.ascontiguousarray(slab.codes),
+        np.ascontiguousarray(slab.scales),
+        float(slab.global_scale),
+    )
 
 
 def quantize_rows(

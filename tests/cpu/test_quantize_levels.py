@@ -128,6 +128,20 @@ def test_level_gives_portable_bytes_for_nonfinite_values(level: str, dtype: str)
             assert_level_equals_portable(level, x, o)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_level_gives_portable_bytes_for_long_rows(level: str, dtype: str) -> None:
+    """Rows long enough for every fast path and a rest: not finite here and there, amax anything."""
+    rng = np.random.default_rng(15)
+    for share, amax in itertools.product((0.0, 2e-4, 0.01), (None, 0.0, 1e-42, 0.01, 3e38)):
+        x = cpu.tricky_values(rng, (1, 40, 2088), DTYPES[dtype])
+        x = poison_nonfinite(rng, x, share)
+        for fmt, variant, axis in itertools.product(("NVFP4", "MXFP4"), ("plain", "tiles"), (1, 0)):
+            o = Options(fmt, axis, **VARIANTS[variant])
+            if amax is not None:
+                o = o.with_amax(np.full(1, amax, np.float32).view(np.uint32))
+            assert_level_equals_portable(level, x, o)
+
+
 @pytest.mark.parametrize("amax", [0.0, 1e-45, 1e-42, 1e-38, 7.9e-36, 1.0, 3e38, 3.4028235e38])
 def test_level_gives_portable_bytes_for_any_given_amax(level: str, amax: float) -> None:
     """The tensor scale may be given, and be far from the data: clamps and overflow agree."""

@@ -188,7 +188,7 @@ void encode_columns(const Encoding& e, const void* x, int64_t pitch, int rows, i
   const int block = e.format.block;
   const WholeStrip whole(e.dtype, x, pitch, rows, cols, block);
   if (is_plain_e2m1(e) &&
-      encode_finite_strip(e, whole.row(0), whole.pitch(), rows, given, values, scales))
+      encode_finite_strip(e, whole.row(0), whole.pitch(), rows, cols, given, values, scales))
     return;
   Strip strip;
   for (int b = 0; b * block < rows; ++b) {

@@ -260,7 +260,7 @@ inline void encode_square(const typename Columns<kDtype>::Row* row, const V (&mu
 }
 
 template <Dtype kDtype>
-bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, int rows,
+bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, int rows, int cols,
                             GivenScales given, uint8_t* values, uint8_t (*scales)[kStripCols]) {
   using Side = Columns<kDtype>;
   const int block = e.format.block;
@@ -281,7 +281,7 @@ bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, 
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
       if (given.scales) {
-        const int64_t tile = b + 16 * half / block * given.pitch;
+        const int64_t tile = b + std::min(16 * half, cols - 1) / block * given.pitch;
         const I byte = set1(given.scales[tile]);
         bad = _mm256_or_si256(bad, _mm256_cmpeq_epi32(byte, set1(nan_scale(e.format.scale))));
         found[half][0] = found[half][1] = {byte, _mm256_set1_ps(given.multipliers[tile])};
@@ -306,12 +306,13 @@ bool encode_finite_strip_of(const Encoding& e, const uint8_t* x, int64_t pitch, 
   return true;
 }
 
-// A whole strip of a multiple of `block` rows.
+// A whole strip of a multiple of `block` rows, of which the first `cols` columns have given scales.
 inline bool encode_finite_strip(const Encoding& e, const uint8_t* x, int64_t pitch, int rows,
-                                GivenScales given, uint8_t* values, uint8_t (*scales)[kStripCols]) {
+                                int cols, GivenScales given, uint8_t* values,
+                                uint8_t (*scales)[kStripCols]) {
   return e.dtype == Dtype::bf16
-             ? encode_finite_strip_of<Dtype::bf16>(e, x, pitch, rows, given, values, scales)
-             : encode_finite_strip_of<Dtype::f32>(e, x, pitch, rows, given, values, scales);
+             ? encode_finite_strip_of<Dtype::bf16>(e, x, pitch, rows, cols, given, values, scales)
+             : encode_finite_strip_of<Dtype::f32>(e, x, pitch, rows, cols, given, values, scales);
 }
 
 }  // namespace

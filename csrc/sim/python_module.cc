@@ -100,7 +100,8 @@ using Request = std::tuple<sim::LoadedModule*, std::string, Size, Size, Size, ja
 
 nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
                 jax_fp4::u64 max_instructions, bool races, bool uninitialized, bool strict,
-                const std::string& mma, const Costs& costs, bool quick) {
+                const std::string& mma, const Costs& costs, bool quick,
+                jax_fp4::u32 resident_clusters) {
   std::vector<sim::LaunchRequest> requests;
   for (const auto& [module, entry, grid, block, cluster, shared, parameters, seed] : grids) {
     sim::LaunchSpec spec;
@@ -117,6 +118,7 @@ nb::list launch(sim::Machine& machine, const std::vector<Request>& grids,
                : mma == "f32-chain" ? jax_fp4::MmaSum::f32_chain
                                     : jax_fp4::MmaSum::model;
     spec.quick = quick;
+    if (resident_clusters != 0) spec.resident_clusters = resident_clusters;
     const auto& [count, time, timeline, data, sms, ctas_per_sm] = costs;
     spec.costs = {count || time, time, timeline, data, sms, ctas_per_sm};
     requests.push_back({module, entry, std::move(spec)});
@@ -189,7 +191,8 @@ NB_MODULE(_sim, m) {
           nb::arg("address"))
       .def("launch", &launch, nb::arg("grids"), nb::arg("max_instructions"), nb::arg("races"),
            nb::arg("uninitialized"), nb::arg("strict"), nb::arg("mma"),
-           nb::arg("costs") = Costs{false, false, false, true, 0, 0}, nb::arg("quick") = true);
+           nb::arg("costs") = Costs{false, false, false, true, 0, 0}, nb::arg("quick") = true,
+           nb::arg("resident_clusters") = 0);
   m.def("tensor_map", &tensor_map, nb::arg("address"), nb::arg("data_type"), nb::arg("dims"),
         nb::arg("strides"), nb::arg("box"), nb::arg("element_strides"), nb::arg("interleave"),
         nb::arg("swizzle"), nb::arg("l2_promotion"), nb::arg("oob_fill"));

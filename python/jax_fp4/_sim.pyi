@@ -23,6 +23,7 @@ class Machine:
         mma: str,
         costs: tuple[bool, bool, bool, bool, int, int] = ...,
         quick: bool = True,
+        resident_clusters: int = 0,
     ) -> list[dict[str, Any]]: ...
 
 def tensor_map(

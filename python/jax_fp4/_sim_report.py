@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 
 from jax_fp4._sim_costs import Costs
 
+# Format of struct.pack for a parameter type; pointers are u64 or b64.
+PACK = {
+    "b8": "B", "u8": "B", "s8": "b", "b16": "H", "u16": "H", "s16": "h", "b32": "I", "u32": "I",
+    "s32": "i", "b64": "Q", "u64": "Q", "s64": "q", "f16": "e", "f32": "f", "f64": "d",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Checks:
@@ -14,8 +20,9 @@ class Checks:
     Attributes:
         races: accesses to shared memory that no barrier or atomic orders.
         uninitialized: reads of registers and memory that nothing has written.
-        strict: tensor memory passes from warp to warp by `tcgen05.fence` pairs, as the PTX ISA asks
-            for; kernels of others leave them out.
+        strict: what the PTX ISA asks for and kernels of others leave out: tensor memory passes from
+            warp to warp by `tcgen05.fence` pairs, memory from lane to lane of a warp by
+            `bar.warp.sync` (docs/simulator.md, rules H8, H10 and H15).
     """
 
     races: bool = True

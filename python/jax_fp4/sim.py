@@ -23,18 +23,13 @@ import numpy as np
 from jax_fp4 import _sim
 from jax_fp4._sim_costs import OFF, CostModel, costs_of
 from jax_fp4._sim_costs import Timing as Timing
-from jax_fp4._sim_report import Checks, Parameter, Report
+from jax_fp4._sim_report import PACK, Checks, Parameter, Report
 from jax_fp4._sim_tensor_map import native_arguments
 
 Size = int | Sequence[int]
 
 _DEFAULT_BUDGET = 1 << 33
 _MMA_SUMS = ("model", "exact", "f32-chain")
-# Format of struct.pack for a parameter type; pointers are u64 or b64.
-_PACK = {
-    "b8": "B", "u8": "B", "s8": "b", "b16": "H", "u16": "H", "s16": "h", "b32": "I", "u32": "I",
-    "s32": "i", "b64": "Q", "u64": "Q", "s64": "q", "f16": "e", "f32": "f", "f64": "d",
-}  # fmt: skip
 
 
 class PtxError(ValueError):
@@ -83,6 +78,7 @@ class Machine:
             partial sum rounded to nearest-even f32).
         costs: True counts instructions, traffic and bank conflicts in `Report.costs`; a `CostModel`
             also models times.
+        clusters: of a grid that run at a time, or CTAs; a cycle model has its own number.
     """
 
     def __init__(
@@ -92,6 +88,7 @@ class Machine:
         checks: Checks | None = None,
         mma: Literal["model", "exact", "f32-chain"] = "model",
         costs: CostModel | bool = False,
+        clusters: int = 4,
     ) -> None:
         if mma not in _MMA_SUMS:
             raise ValueError(f"mma: expected one of {', '.join(map(repr, _MMA_SUMS))}, got {mma!r}")
@@ -100,6 +97,7 @@ class Machine:
         self._costs = CostModel() if costs is True else costs or None
         self._seed = seed
         self._checks = checks or Checks()
+        self._clusters = clusters
         self._buffers: dict[int, tuple[np.ndarray, int]] = {}
 
     def load(self, ptx: str) -> Module:
@@ -150,10 +148,11 @@ class Machine:
             how = self._costs.native() if self._costs else OFF
             batches = [[grid] for grid in grids] if how[1] else [grids]  # timed: one by one
             watched = (self._checks.races, self._checks.uninitialized, self._checks.strict)
+            more = {"mma": self._mma, "costs": how, "resident_clusters": self._clusters}
             raw = [
                 one
                 for batch in batches
-                for one in self._native.launch(batch, max_instructions, *watched, self._mma, how)
+                for one in self._native.launch(batch, max_instructions, *watched, **more)
             ]
         finally:
             for address in mapped.values():
@@ -318,10 +317,10 @@ class Module:
             return bytes(arg)
         if isinstance(arg, np.ndarray) and arg.ndim > 0:
             return struct.pack("<Q", self._device_address(p, arg, mapped))
-        if p.is_array or p.type not in _PACK:
+        if p.is_array or p.type not in PACK:
             raise ValueError(f"args: {p.name!r} is {p.bytes} bytes of {p.type}; pass bytes")
         try:
-            return struct.pack("<" + _PACK[p.type], arg)
+            return struct.pack("<" + PACK[p.type], arg)
         except struct.error as error:
             raise ValueError(f"args: {p.name!r} is a {p.type}, got {arg!r}: {error}") from None
 

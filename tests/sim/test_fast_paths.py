@@ -29,8 +29,8 @@ class Single:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
 
-    def launch(self, *args: Any) -> Any:
-        return self._native.launch(*args, quick=False)
+    def launch(self, *args: Any, **options: Any) -> Any:
+        return self._native.launch(*args, quick=False, **options)
 
 
 def machine(*, quick: bool, races: bool = True, seed: int = 0) -> sim.Machine:

@@ -1,5 +1,6 @@
 """tcgen05.commit: where it arrives, and when."""
 
+import numpy as np
 import pytest
 
 from jax_fp4 import sim
@@ -150,3 +151,43 @@ def test_the_mbarrier_of_a_cta_that_has_exited() -> None:
     assert {text.split("\n")[0] for text in warnings} == {
         "the CTA has exited before this commit arrives at its mbarrier"
     }
+
+
+def test_strictly_a_cta_waits_for_its_own_commits() -> None:
+    """The exit that leaves a commit behind is a fault at some seed; waiting makes it right."""
+    begin = (
+        ".shared .align 8 .b64 bar; mov.u32 r4, bar; mov.u32 r0, %tid.x; "
+        f"{INIT.format(count=1)} bar.sync 0; "
+    )
+    kinds = set()
+    for seed in range(20):
+        machine = sim.Machine("100a", seed, sim.Checks(strict=True))
+        text = f"{begin}\n@p {commit('.shared::cluster.b64 [r4];')}"
+        run(f"{text}\n{WAIT}", machine=machine)
+        try:
+            run(text, machine=machine)
+        except sim.SimulationError as error:
+            kinds.add(error.kind)
+            assert error.line == FIRST_LINE + 1
+    assert kinds == {"exit"}
+
+
+def test_strictly_commits_arrive_in_any_order() -> None:
+    """Both orders are seen: the second of two commits tells nothing about the first."""
+    body = (
+        ".shared .align 8 .b64 bars[2]; mov.u32 r4, bars; add.u32 r5, r4, 8; mov.u32 r0, %tid.x; "
+        "setp.eq.u32 p, r0, 0; @p mbarrier.init.shared.b64 [r4], 1; "
+        "@p mbarrier.init.shared.b64 [r5], 1; bar.sync 0; ld.param.u64 a0, [y];\n"
+        f"@p {commit('.shared::cluster.b64 [r5];')}\n@p {commit('.shared::cluster.b64 [r4];')}\n"
+        f"{WAIT} mbarrier.test_wait.parity.shared::cta.b64 q, [r5], 0; selp.u32 r6, 1, 0, q; "
+        "@p st.global.u32 [a0], r6;\n"
+        "V: mbarrier.try_wait.parity.shared::cta.b64 q, [r5], 0; @!q bra V;"
+    )
+    seen: dict[bool, set[int]] = {False: set(), True: set()}
+    for strict, orders in seen.items():
+        for seed in range(20):
+            machine = sim.Machine("100a", seed, sim.Checks(strict=strict))
+            y = np.zeros(1, np.uint32)
+            run(body, y, parameters=".param .u64 y", machine=machine)
+            orders.add(int(y[0]))
+    assert seen == {False: {1}, True: {0, 1}}

@@ -78,6 +78,8 @@ def kernel(group: int, blocks: int) -> str:
 
         sa, sb = 256 + 16 * s, 288 + 32 * s
         multiply += wait(f"F{i}", f"full+{8 * s}", parity)
+        if i >= 2:  # no tcgen05.cp follows a product by itself that has read the same columns
+            multiply += "tcgen05.fence::after_thread_sync;\n"
         for what in places:
             constant = _SWIZZLED if what in "ab" else _PLAIN
             multiply += (

@@ -25,8 +25,12 @@ void against_write(Access write, const Accessor& by, RaceConflict& conflict) {
 
 // Checks a write against a read of the place.
 void against_read(Access read, const Accessor& by, RaceConflict& conflict) {
-  if (!happened_before(epoch_of(read), by.clocks.seen) && !both_atomic(read, by))
-    conflict = {true, false, false, epoch_of(read), pc_of(read) & ~kAccessFlags};
+  if (both_atomic(read, by)) return;
+  const Epoch epoch = epoch_of(read);
+  const bool ordered = happened_before(epoch, by.clocks.seen);
+  const bool fenced = !by.fences_reads || (pc_of(read) & kAsyncAccess) != 0 ||
+                      happened_before(epoch, by.clocks.fenced);
+  if (!ordered || !fenced) conflict = {true, false, ordered, epoch, pc_of(read) & ~kAccessFlags};
 }
 
 bool is_set(Access reads) { return epoch_of(reads) == kSharedReads; }

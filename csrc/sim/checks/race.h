@@ -12,7 +12,8 @@
 // Proxies (PTX ISA 8.3, 8.9.1.2): a write through the generic proxy is visible to the asynchronous one only if
 // a proxy fence lies on the way between the two. What a fence has separated is a clock of its own.
 //
-// Lanes of one warp count as one agent: races inside a warp are not looked for.
+// Lanes of one warp count as one agent: races inside a warp are not looked for, but with Checks::strict
+// what one lane does alone is told from what lanes do together (machine/alone.cc).
 #pragma once
 
 #include <array>
@@ -50,8 +51,8 @@ inline void join(Clocks& into, const Clocks& from) {
   join(into.tensor, from.tensor);
 }
 
-// agent << 20 | clock; 0: never. Agents: at most 16 * 32 warps of a cluster, as many of their tensor pipes
-// and of their loads from and stores to tensor memory, and the slots of asynchronous operations.
+// agent << 20 | clock; 0: never. Agents: at most 16 * 32 warps of a cluster, as many of their tensor pipes,
+// of their loads from and stores to tensor memory and of their lanes alone, and the slots of asynchronous operations.
 using Epoch = u32;
 inline constexpr u32 kClockBits = 20;
 inline constexpr u32 kMaxClock = (1u << kClockBits) - 1;
@@ -102,7 +103,8 @@ struct Accessor {
   const Clocks& clocks;
   u32 pc;
   bool atomic = false;
-  bool async = false;  // through the asynchronous proxy
+  bool async = false;         // through the asynchronous proxy
+  bool fences_reads = false;  // generic reads before it, too, need a proxy fence
 };
 
 class RaceChecker {

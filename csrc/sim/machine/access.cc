@@ -78,6 +78,8 @@ u8* global_access(const Target& t) {
 
 // "warp 3 of cluster rank 1" or "an asynchronous operation".
 std::string agent_name(const Launch& launch, u32 agent) {
+  if (launch.spec.checks.strict && agent >= launch.first_alone())
+    return "a lane alone of " + agent_name(launch, agent - launch.first_alone());
   const u32 all = launch.warps_of_cluster();
   const u32 ctas = static_cast<u32>(launch.spec.cluster.count());
   if (agent >= all) return "an asynchronous operation";
@@ -113,6 +115,21 @@ u8* shared_access(const Target& t, bool cluster, const void* value) {
                " bytes, which start at " + hex(kSharedReserved));
   }
   t.initialise(owner->shared_written.data() + offset, "shared");
+  if (owner->lanes && owner == t.actor.warp.cta && !t.actor.operation && !strong(t.kind) &&
+      t.actor.lane >= 0) {
+    const LaneOrder::Conflict conflict =
+        owner->lanes->access(offset, t.bytes, writes(t.kind), static_cast<u32>(t.actor.lane),
+                             t.actor.warp.lane_access(t.actor.code));
+    if (conflict.found) {
+      const Launch& launch = *t.actor.warp.launch;
+      t.fail(FaultKind::race, "shared",
+             std::string("races with an earlier ") +
+                 (conflict.earlier_is_write ? "write" : "read") +
+                 " by another lane of the warp at " +
+                 launch.kernel_line(launch.program->code[conflict.pc].line) +
+                 ": no bar.warp.sync orders the two");
+    }
+  }
   if (owner->races) {
     const Accessor by = t.actor.accessor(strong(t.kind));
     const RaceConflict conflict = writes(t.kind) ? owner->races->write(offset, t.bytes, by)

@@ -12,7 +12,7 @@ AsyncOperation::AsyncOperation(Warp& issuer, const Code& c, int issuing_lane, Cl
   Cluster& cluster = *issuer.cta->cluster;
   const u32 warps = issuer.launch->warps_of_cluster();
   if (piped) {
-    agent = warps + issuer.agent;
+    agent = warps + issuer.place;
   } else {
     const u32 slot = static_cast<u32>(issuer.launch->random() % kAsyncSlots);
     agent = 2 * warps + slot;
@@ -21,7 +21,8 @@ AsyncOperation::AsyncOperation(Warp& issuer, const Code& c, int issuing_lane, Cl
   clocks_ = issuer.clocks;
   if (piped && issuer.launch->spec.checks.strict) {
     tensor_ready_ = issuer.tensor_ready;
-    tensor_ready_[issuer.agent] = issuer.clocks.seen[issuer.agent];
+    for (const u32 own : {issuer.place, issuer.agent})
+      tensor_ready_[own] = std::max(tensor_ready_[own], issuer.clocks.seen[own]);
   }
   issuer.advance_clock();
 }
@@ -35,7 +36,9 @@ void AsyncOperation::begin() {
 Accessor AsyncOperation::accessor(bool atomic) const {
   const Clocks& clocks = piped ? warp->pipe : clocks_;
   const u32 time = piped ? warp->pipe.seen[agent] : time_;
-  return {agent, make_epoch(agent, time), clocks, warp->launch->pc_of(*code), atomic, !generic};
+  return {
+      agent,       make_epoch(agent, time), clocks, warp->launch->pc_of(*code), atomic, !generic,
+      fences_reads};
 }
 
 Clocks AsyncOperation::released() const {
@@ -46,6 +49,13 @@ Clocks AsyncOperation::released() const {
   // tcgen05.commit is a tcgen05.fence::before_thread_sync as well (PTX ISA 9.7.16.12).
   if (piped) join(clocks.tensor, clocks.seen);
   return clocks;
+}
+
+void AsyncOperation::leave_pipe() {
+  clocks_ = released();
+  time_ = clocks_.seen[agent];
+  ++warp->pipe.seen[agent];
+  piped = false;
 }
 
 void AsyncOperation::signal(u64 address, u32 arrivals, u32 bytes) {
@@ -66,6 +76,11 @@ void Launch::issue(std::unique_ptr<AsyncOperation> operation) {
 // One operation, drawn at random; of a pipe the one issued first.
 void Launch::perform_one() {
   std::size_t index = random() % pending.size();
+  if (pending[index]->late) {
+    const auto other = std::find_if(pending.begin(), pending.end(),
+                                    [](const auto& operation) { return !operation->late; });
+    if (other != pending.end()) index = static_cast<std::size_t>(other - pending.begin());
+  }
   if (pending[index]->piped) {
     const Warp* pipe = pending[index]->warp;
     index = static_cast<std::size_t>(

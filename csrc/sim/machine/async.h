@@ -75,6 +75,8 @@ class AsyncOperation {
   }
   // Arrivals and complete_tx bytes at the mbarrier at a shared address of the cluster; releases.
   void signal(u64 address, u32 arrivals, u32 bytes);
+  // Takes along what its pipe has done, and goes on apart from it.
+  void leave_pipe();
   // Clocks that somebody who waits for the operation acquires.
   Clocks released() const;
 
@@ -82,8 +84,11 @@ class AsyncOperation {
   const Code* code;
   int lane;
   bool piped;
-  bool generic = false;  // its accesses go through the generic proxy all the same
+  bool generic = false;        // its accesses go through the generic proxy all the same
+  bool fences_reads = false;   // generic reads before its writes need a proxy fence
+  bool follows_waits = false;  // it is ordered after what its pipe has done by waiting only
   bool again = false;
+  bool late = false;  // performed when nothing else can go on
   u32 agent;
 
  private:

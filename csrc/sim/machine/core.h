@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "numerics/mma_sum.h"
+#include "sim/checks/lane_order.h"
 #include "sim/checks/race.h"
 #include "sim/machine/memory.h"
 #include "sim/machine/tensor_memory.h"
@@ -112,7 +113,8 @@ struct Warp {
   Launch* launch = nullptr;
   Cta* cta = nullptr;
   u32 id = 0;               // in the CTA
-  u32 agent = 0;            // in the cluster, for races
+  u32 place = 0;            // in the cluster
+  u32 agent = 0;            // of a cluster, for races: its place, or that of a lane alone
   u32 number = 0;           // in the launch, for the trace
   u32 live = 0;             // lanes that have not exited
   u32 carry = 0;            // the condition code of add.cc and its like
@@ -129,7 +131,12 @@ struct Warp {
   std::vector<u8> local;  // lane after lane, Program::local_bytes each
   std::vector<u8> local_written;
   Clocks clocks;
-  Clocks pipe;  // of its tensor pipe (machine/async.h)
+  int alone_lane = -1;  // that has acted alone since the lanes met; -1: none
+  bool alone_acts = false;
+  u32 other_agent = 0;     // where one lane acts alone the warp's, else that of a lane alone
+  Clocks other_clocks;     // the same
+  u32 met[3] = {0, 0, 0};  // clocks of the warp, its loads and its stores when the lanes met
+  Clocks pipe;             // of its tensor pipe (machine/async.h)
   // What tcgen05.fence::after_thread_sync has made usable, for the warp and for its pipe.
   VectorClock tensor_ready, pipe_ready;
   u32 tensor_loads = 0, tensor_stores = 0;  // tcgen05.ld and .st that it has issued
@@ -189,6 +196,12 @@ struct Warp {
   // Later accesses of this warp are told from earlier ones: after each release.
   void advance_clock() { ++clocks.seen[agent]; }
 
+  // With Checks::strict (machine/alone.cc): `agent` and `clocks` are those of the lanes that execute, which
+  // are all of them or one that acts alone. Lanes of `mask` execute next; the lanes meet at a barrier.
+  void act(u32 mask);
+  void meet();
+  LaneAccess lane_access(const Code& c) const;
+
   [[noreturn]] void fault(const Code& c, int lane, FaultKind kind, const std::string& message);
   bool ready() const;  // some lanes can go on
   std::string where(const Code& c, int lane) const;
@@ -197,6 +210,8 @@ struct Warp {
   bool select();
   bool merge();
   u32 first_in_order() const;
+  void change_view();
+  void forget_unmet(Clocks& known) const;
   bool precedes(const Fragment& a, const Fragment& b) const;
   // Lanes of `mask` in which a source is unwritten; a fault where the instruction does more than compute.
   u32 check_registers(const Code& c, u32 mask);
@@ -230,6 +245,7 @@ struct Cta {
   u32 sm = 0;
   std::vector<u8> shared, shared_written;
   std::unique_ptr<RaceChecker> races;
+  std::unique_ptr<LaneOrder> lanes;      // with Checks::strict
   std::unique_ptr<TensorMemory> tensor;  // where the program uses it
   std::vector<std::unique_ptr<Warp>> warps;
   NamedBarrier barriers[kNamedBarriers];
@@ -291,7 +307,7 @@ struct Dim3 {
 struct Checks {
   bool races = true;
   bool uninitialized = true;
-  bool strict = false;  // what kernels of others leave out: pairs of tcgen05.fence, waits
+  bool strict = false;  // what kernels of others leave out: tcgen05.fence, bar.warp.sync, waits
 };
 
 // What is counted and timed besides (costs/).
@@ -371,11 +387,12 @@ struct Launch {
   u32 shared_bytes() const;  // of a CTA, without the reserved part
   std::string kernel_line(u32 line) const;
   u32 pc_of(const Code& c) const { return static_cast<u32>(&c - program->code.data()); }
-  // Agents of a cluster in the race checker: its warps, their tensor pipes, slots of asynchronous operations, and
-  // what each warp loads from and stores to tensor memory.
+  // Agents of a cluster in the race checker: its warps, their tensor pipes, slots of asynchronous operations,
+  // what each warp loads from and stores to tensor memory, and what a lane of it does alone.
   u32 warps_of_cluster() const;
   u32 first_tensor_load() const;
   u32 first_tensor_store() const { return first_tensor_load() + warps_of_cluster(); }
+  u32 first_alone() const;
   u32 agents() const;
   u32 prerequisite_agent() const { return agents() - 1; }
 

@@ -34,12 +34,15 @@ u32 Launch::warps_of_cluster() const {
 
 u32 Launch::first_tensor_load() const { return 2 * warps_of_cluster() + kAsyncSlots; }
 
-u32 Launch::agents() const {
+u32 Launch::first_alone() const {
   const u32 warps = warps_of_cluster();
-  u32 count = warps;
-  if (program->asynchronous) count = first_tensor_load();
-  if (program->tensor_memory) count += 2 * warps;
-  return count + (before ? 1 : 0);  // the last one stands for the grids before this one
+  return (program->asynchronous ? first_tensor_load() : warps) +
+         (program->tensor_memory ? 2 * warps : 0);
+}
+
+u32 Launch::agents() const {
+  // The last one stands for the grids before this one.
+  return first_alone() + (spec.checks.strict ? warps_of_cluster() : 0) + (before ? 1 : 0);
 }
 
 std::string_view name_of_fault(FaultKind kind) {
@@ -209,13 +212,15 @@ void Launch::start_clusters() {
       cta->shared_written.assign(shared_bytes(), 0);
       if (spec.checks.races && (warps * ctas > 1 || program->asynchronous) && shared_bytes() > 0)
         cta->races = std::make_unique<RaceChecker>(shared_bytes());
+      if (cta->races && spec.checks.strict)
+        cta->lanes = std::make_unique<LaneOrder>(shared_bytes());
       if (program->tensor_memory) cta->tensor = std::make_unique<TensorMemory>(spec.checks.races);
       for (u32 w = 0; w < warps; ++w) {
         auto warp = std::make_unique<Warp>();
         warp->launch = this;
         warp->cta = cta.get();
         warp->id = w;
-        warp->agent = rank * warps + w;
+        warp->agent = warp->place = rank * warps + w;
         warp->number = warps_started++;
         const u32 lanes = std::min<u32>(kLanes, threads - w * kLanes);
         warp->live = lanes == kLanes ? kAllLanes : (1u << lanes) - 1;
@@ -238,7 +243,11 @@ void Launch::start_clusters() {
           warp->pipe.assign(agents());
           warp->tensor_ready.assign(agents(), 0);
           warp->pipe_ready.assign(agents(), 0);
-          warp->pipe.seen[warps * ctas + warp->agent] = 1;
+          warp->pipe.seen[warps * ctas + warp->place] = 1;
+        }
+        if (spec.checks.strict) {
+          warp->other_agent = first_alone() + warp->place;
+          warp->other_clocks.assign(agents());
         }
         warp->fragments.reserve(kLanes + 1);
         Fragment all;
@@ -335,7 +344,10 @@ void Launch::step() {
     return;
   }
   const u64 draw = random();
-  if (!pending.empty() && (runnable.empty() || (draw >> 48 & 1023) < eagerness)) {
+  const auto late = [](const auto& operation) { return operation->late; };
+  if (!pending.empty() &&
+      (runnable.empty() ||
+       ((draw >> 48 & 1023) < eagerness && !std::all_of(pending.begin(), pending.end(), late)))) {
     perform_one();
     retire();
     return;

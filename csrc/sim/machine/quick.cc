@@ -71,6 +71,7 @@ QuickAccess::Place QuickAccess::find(Warp& warp, Space& space, u64 address, bool
     place.data = cta.shared.data();
     place.written = cta.shared_written.data();
     place.races = cta.races.get();
+    place.lanes = cta.lanes.get();
   } else if (space == Space::global && !warp.launch->order) {
     Buffer* buffer = warp.launch->global->find(address);
     if (!buffer || (writes && !buffer->writable)) return place;
@@ -148,6 +149,13 @@ QuickAccess::QuickAccess(Warp& warp, const Code& c, u32 mask, u32 bytes, bool wr
   if (place.written && !writes && launch.spec.checks.uninitialized &&
       !all_written(place.written, offsets_, bytes))
     return;
+  if (place.lanes) {
+    const LaneAccess by = warp.lane_access(c);
+    for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+      const u32 lane = static_cast<u32>(std::countr_zero(rest));
+      if (place.lanes->access(offsets_[lane], bytes, writes, lane, by).found) return;
+    }
+  }
   if (place.races) {
     const Accessor by = Actor{warp, c, 0}.accessor(false);
     if (!(writes ? place.races->write_lanes(offsets_, mask, bytes, by)

@@ -26,6 +26,7 @@ class QuickAccess {
     u64 base = 0, bytes = 0;
     u32 lane_stride = 0;
     RaceChecker* races = nullptr;
+    LaneOrder* lanes = nullptr;
   };
   static Place find(Warp& warp, Space& space, u64 address, bool writes);
   bool find_offsets(const Warp& warp, const Code& c, u32 mask, u32 bytes, u64 base, u64 size);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "sim/machine/core.h"
+#include "sim/machine/async.h"
 
 namespace jax_fp4::sim {
 namespace {
@@ -123,8 +123,9 @@ void TensorMemory::check_order(const Actor& actor, const Accessor& by, Use use, 
   Warp& warp = actor.warp;
   Clocks usable;
   usable.seen = actor.operation ? warp.pipe_ready : warp.tensor_ready;
-  for (const u32 own : {by.agent, actor.operation ? by.agent : warp.agent})
-    usable.seen[own] = std::max(usable.seen[own], by.clocks.seen[own]);
+  if (!actor.operation || !actor.operation->follows_waits)
+    for (const u32 own : {by.agent, actor.operation ? by.agent : warp.agent})
+      usable.seen[own] = std::max(usable.seen[own], by.clocks.seen[own]);
   const Accessor strict{by.agent, by.epoch, usable, by.pc};
   RaceConflict conflict = record(strict, use, first_lane, lanes, column, columns);
   if (!conflict.found) return;

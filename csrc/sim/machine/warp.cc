@@ -86,6 +86,7 @@ u64 Warp::run(u64 budget) {
   u64* const counts = launch->counts.data();
   u64* const lane_counts = launch->lane_counts.data();
   const bool uninitialized = launch->spec.checks.uninitialized;
+  const bool strict = launch->spec.checks.strict;
   costs::Costs* const costs = launch->costs.get();
   executed = 0;
   end_turn = false;
@@ -111,6 +112,7 @@ u64 Warp::run(u64 budget) {
       lane_counts[pc] += mask == kAllLanes ? kLanes : static_cast<u64>(std::popcount(mask));
       u32 unwritten = 0;
       if (c.checks_begin != c.checks_end && uninitialized) unwritten = check_registers(c, mask);
+      if (strict) act(mask);
       c.exec(*this, c, mask);
       for (u32 k = c.marks_begin; k < c.marks_end; ++k) {
         u32& lanes = written_lanes(program.checks[k]);
@@ -123,6 +125,7 @@ u64 Warp::run(u64 budget) {
       if (!select()) break;
     }
   }
+  act(kAllLanes);
   return executed;
 }
 

@@ -21,6 +21,8 @@ class CancelRequest final : public AsyncOperation {
         destination_(destination),
         barrier_(barrier),
         ctas_(ctas) {
+    // As the PTX ISA's example has it: those who have read an answer fence before the next one is asked for.
+    fences_reads = warp->launch->spec.checks.strict;
     for (u32 rest = ctas_; rest != 0; rest &= rest - 1) {
       forget(*warp, Space::shared_cluster, in_cta(destination_, rank_of_first(rest)),
              kResponseBytes);

@@ -185,6 +185,7 @@ void barrier_lanes(Warp& w, const Code& c, u32 mask) {
             "barrier " + std::to_string(number) + " for " + std::to_string(expected) +
                 " threads gets more arrivals than that before it completes");
   }
+  w.meet();
   if (w.launch->spec.checks.races) join(barrier.clocks, w.clocks);
   w.advance_clock();
   if (c.variant & kReduces) {
@@ -214,6 +215,7 @@ void barrier_lanes(Warp& w, const Code& c, u32 mask) {
 
 void cluster_arrive(Warp& w, const Code& c, u32 mask) {
   if ((c.variant & kAligned) && !w.converged(c, mask)) return;
+  w.meet();
   Cluster& cluster = *w.cta->cluster;
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
@@ -237,6 +239,7 @@ void cluster_arrive(Warp& w, const Code& c, u32 mask) {
 
 void cluster_wait(Warp& w, const Code& c, u32 mask) {
   if ((c.variant & kAligned) && !w.converged(c, mask)) return;
+  w.meet();
   Cluster& cluster = *w.cta->cluster;
   if ((mask & ~w.cluster_arrived) != 0) {
     w.fault(c, std::countr_zero(mask & ~w.cluster_arrived), FaultKind::barrier,

@@ -69,7 +69,10 @@ class CopyOperation : public AsyncOperation {
  public:
   CopyOperation(Warp& issuer, const Code& c, int issuing_lane, u32 taddr,
                 const SharedMatrix& matrix)
-      : AsyncOperation(issuer, c, issuing_lane, Clock::pipe), taddr_(taddr), matrix_(matrix) {}
+      : AsyncOperation(issuer, c, issuing_lane, Clock::pipe), taddr_(taddr), matrix_(matrix) {
+    // The PTX ISA (9.7.16.6) orders a copy before a later MMA, and not an MMA before a later copy.
+    follows_waits = warp->launch->spec.checks.strict;
+  }
 
   bool uses(const Cta& cta) const override {
     return &cta == warp->cta || ((code->variant & kPair) && &cta == &peer_of(*warp->cta));

@@ -89,7 +89,7 @@ void move_words(Warp& w, const Code& c, u32 mask) {
   const Actor actor{w, c, -1};
   u32& issued = stores ? w.tensor_stores : w.tensor_loads;
   const u32 agent =
-      w.agent + (stores ? w.launch->first_tensor_store() : w.launch->first_tensor_load());
+      w.place + (stores ? w.launch->first_tensor_store() : w.launch->first_tensor_load());
   const Accessor by{agent, make_epoch(agent, ++issued), w.clocks, w.launch->pc_of(c)};
   const auto use = stores ? TensorMemory::Use::write : TensorMemory::Use::read;
   tensor.access(actor, by, use, first, lanes, column, columns);
@@ -120,14 +120,14 @@ void wait(Warp& w, const Code& c, u32 mask) {
   if (!w.converged(c, mask)) return;
   const bool stores = c.variant & kStores;
   const u32 agent =
-      w.agent + (stores ? w.launch->first_tensor_store() : w.launch->first_tensor_load());
+      w.place + (stores ? w.launch->first_tensor_store() : w.launch->first_tensor_load());
   w.clocks.seen[agent] = w.tensor_ready[agent] = stores ? w.tensor_stores : w.tensor_loads;
 }
 
 // What the oldest counts[0] loads brought has been stored (machine/load_uses.h); counts[1] later ones are open.
 void loads_over(Warp& w, const Code& c, u32 mask) {
   if (w.launch->spec.checks.strict) return;  // asks for tcgen05.wait::ld
-  u32& seen = w.clocks.seen[w.agent + w.launch->first_tensor_load()];
+  u32& seen = w.clocks.seen[w.place + w.launch->first_tensor_load()];
   const u32 over = w.tensor_loads - c.counts[1];
   if (mask == kAllLanes && seen < over && seen + c.counts[0] >= over) seen = over;
 }

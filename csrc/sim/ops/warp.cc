@@ -192,7 +192,7 @@ void active_mask(Warp& w, const Code& c, u32 mask) {
 }
 
 void warp_barrier(Warp& w, const Code& c, u32 mask) {
-  for_members(w, c, mask, c.src[0], [](u32) {});
+  for_members(w, c, mask, c.src[0], [&](u32) { w.meet(); });
 }
 
 }  // namespace

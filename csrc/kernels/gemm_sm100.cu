@@ -246,8 +246,6 @@ __device__ void multiply(const GemmParams& p, const Cta& cta) {
     const u32 half = tile.n * kTileN % kScaleTileRows / 32;
     const u32 accumulator = cta.tensor + target.slot * kAccumulatorStride;
     wait_for_accumulator(cta, target);
-    // 9.7.16.6.4: the MMAs below overwrite what the epilogue's tcgen05.ld have read.
-    ptx::tcgen05_fence_after_thread_sync();
     for (u32 step = 0; step < tile.steps; step += kSteps, place.advance(), ++started) {
       // Copies and tensor cores both work in the asynchronous proxy: no proxy fence.
       wait<kGroup == 2>(cta.full(place.slot), place.parity);
@@ -259,7 +257,8 @@ __device__ void multiply(const GemmParams& p, const Cta& cta) {
           behind.advance();
         }
       }
-      // 9.7.16.6.4: the tcgen05.cp below follow the MMAs whose end was awaited.
+      // 9.7.16.6.4: the tcgen05.cp below follow the MMAs whose end was awaited, and the MMAs the tcgen05.ld
+      // of the epilogue that has drained the accumulator.
       ptx::tcgen05_fence_after_thread_sync();
       const u32 slot = kScaleSlots < kStages ? started % kScaleSlots : place.slot;
       const u32 columns_a = cta.tensor + kScaleColumn + slot * kScaleColumns;
@@ -325,10 +324,10 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
   const u32 lane = threadIdx.x % 32, quarter = threadIdx.x / 32 % 4;
   const u32 first_row = (tile.m * kGroup + cta.rank) * kRows + quarter * 32;
   const u32 tensor = cta.tensor + source * kAccumulatorStride + (quarter * 32 << 16);
-  // Pieces that exist; none where the warp's rows do not.
-  const u32 columns = first_row < p.m ? least(kTileN, p.n - tile.n * kTileN) : 0;
-  const u32 pieces = (columns + kPiece - 1) / kPiece;
-  if (pieces == 0) return release(cta, source);
+  // Pieces that exist. A warp whose rows do not loads one all the same, and releases as others do.
+  const bool exists = first_row < p.m;
+  const u32 columns = least(kTileN, p.n - tile.n * kTileN);
+  const u32 pieces = exists ? (columns + kPiece - 1) / kPiece : 1;
   // Those that the other accumulator overlaps come first: the last ones of 0, the first ones of 1.
   const bool backwards = kOverlap != 0 && source == 0;
 
@@ -347,8 +346,7 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
       __syncwarp();
     }
     if (p.transposed) {
-      store_piece(x, Dtype::f32, buffer, 0);
-      __syncwarp();
+      store_piece(x, Dtype::f32, buffer, 0);  // the lane's row, which it reads itself
       copy_out_transposed(p, tile, first_row, column, buffer);
       return;
     }
@@ -394,7 +392,7 @@ __device__ void finish(const GemmParams& p, const Cta& cta, const Tile& tile, u3
       for (u32 j = 0; j < kPiece; ++j) x[j] = __fmul_rn(alpha, f32_of(sum[h][j]));
       // Another piece is on its way while this one is finished.
       load(sum[h], i + kHeld);
-      finish_piece(i, x);
+      if (exists) finish_piece(i, x);
     }
   }
 }
@@ -412,6 +410,9 @@ __device__ void drain(const GemmParams& p, const Cta& cta) {
     finish(p, cta, tile, source.slot, alpha, stores);
     source.advance();
   }
+  // 9.7.16.6.4: the last loads precede the deallocation. Where accumulators do not overlap, a release follows
+  // all loads and has said so.
+  if constexpr (kOverlap != 0) ptx::tcgen05_fence_before_thread_sync();
   // Shared memory must outlive the stores that read it.
   if (threadIdx.x % 32 == 0) ptx::cp_async_bulk_wait_group_read<0>();
 }
@@ -458,16 +459,19 @@ extern "C" __global__ void JAX_FP4_CLUSTER __launch_bounds__(kGemmThreads, 1)
           .rank = kGroup == 2 ? ptx::cluster_ctarank() : 0};
 
   if (threadIdx.x == 0) initialize_barriers(cta);
-  // A paired allocation waits for the other CTA, which must have started.
-  if constexpr (kGroup == 2) synchronize();
-  if (warp == 1) {
-    ptx::tcgen05_alloc<kGroup>(cta.shared + kTensorAddressAt, kColumns);
-    ptx::tcgen05_relinquish_alloc_permit<kGroup>();
+  // A paired allocation waits for the other CTA, which must have started; nothing else is asked of this barrier.
+  if constexpr (kGroup == 2) {
+    ptx::barrier_cluster_arrive_relaxed_aligned();
+    ptx::barrier_cluster_wait_acquire_aligned();
   }
-  // 9.7.16.6.4: the allocation precedes the use of tensor memory by other threads.
-  ptx::tcgen05_fence_before_thread_sync();
+  if (warp == 1) {
+    // All columns: nobody can allocate any before they are given back, so the permit may stay here.
+    ptx::tcgen05_alloc<kGroup>(cta.shared + kTensorAddressAt, kColumns);
+    // 9.7.16.6.4: the leader's MMAs write what the other CTA has allocated. By itself, the warp that allocates
+    // multiplies, and loads follow its products.
+    if constexpr (kGroup == 2) ptx::tcgen05_fence_before_thread_sync();
+  }
   synchronize();
-  ptx::tcgen05_fence_after_thread_sync();
   cta.tensor = ptx::ld_shared_b32(cta.shared + kTensorAddressAt);
   // Until here nothing of global memory was touched.
   ptx::griddepcontrol_wait();
@@ -481,8 +485,7 @@ extern "C" __global__ void JAX_FP4_CLUSTER __launch_bounds__(kGemmThreads, 1)
   }
 
   __syncwarp();
-  // 9.7.16.6.4: the last loads precede the deallocation; and no CTA of a pair ends before the other.
-  ptx::tcgen05_fence_before_thread_sync();
+  // The last loads precede the deallocation; and no CTA of a pair ends before the other.
   synchronize();
   if (warp == 1) {
     ptx::tcgen05_fence_after_thread_sync();

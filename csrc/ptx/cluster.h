@@ -37,6 +37,10 @@ __device__ inline u32 mapa_shared_cluster(u32 address, u32 rank) {
 __device__ inline void barrier_cluster_arrive_release_aligned() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// Orders no accesses.
+__device__ inline void barrier_cluster_arrive_relaxed_aligned() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ inline void barrier_cluster_wait_acquire_aligned() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }

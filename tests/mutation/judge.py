@@ -21,6 +21,7 @@ class Case:
         run: launches it on a machine that has loaded it, within a budget of warp instructions, and
             returns how many it executed; raises AssertionError if the result is wrong.
         checks: what the machine watches.
+        clusters: of a grid that run at a time.
     """
 
     name: str
@@ -28,6 +29,11 @@ class Case:
     ptx: str
     run: Callable[[sim.Machine, sim.Module, int], int]
     checks: sim.Checks = field(default_factory=sim.Checks)
+    clusters: int = 4
+
+    def machine(self, seed: int) -> sim.Machine:
+        """One for its launches."""
+        return sim.Machine(self.sm, seed=seed, checks=self.checks, clusters=self.clusters)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Verdict:
 
 
 def _outcome(case: Case, ptx: str, seed: int, budget: int) -> tuple[str, str]:
-    machine = sim.Machine(case.sm, seed=seed, checks=case.checks)
+    machine = case.machine(seed)
     try:
         module = machine.load(ptx)
     except sim.PtxError as error:
@@ -66,7 +72,7 @@ def longest_run(case: Case, seeds: Iterable[int]) -> int:
     """
     longest = 0
     for seed in seeds:
-        machine = sim.Machine(case.sm, seed=seed, checks=case.checks)
+        machine = case.machine(seed)
         longest = max(longest, case.run(machine, machine.load(case.ptx), 1 << 30))
     return longest
 

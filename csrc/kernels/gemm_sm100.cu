@@ -465,8 +465,10 @@ extern "C" __global__ void JAX_FP4_CLUSTER __launch_bounds__(kGemmThreads, 1)
     ptx::barrier_cluster_wait_acquire_aligned();
   }
   if (warp == 1) {
-    // All columns: nobody can allocate any before they are given back, so the permit may stay here.
     ptx::tcgen05_alloc<kGroup>(cta.shared + kTensorAddressAt, kColumns);
+    // These are all columns, so that nobody can allocate before they are given back; the permit is given back
+    // as every kernel does that is known to run.
+    ptx::tcgen05_relinquish_alloc_permit<kGroup>();
     // 9.7.16.6.4: the leader's MMAs write what the other CTA has allocated. By itself, the warp that allocates
     // multiplies, and loads follow its products.
     if constexpr (kGroup == 2) ptx::tcgen05_fence_before_thread_sync();

@@ -27,6 +27,13 @@ __device__ inline void tcgen05_dealloc(u32 address, u32 columns) {
                : "memory");
 }
 
+// This CTA will not allocate again, so that the next one on the SM may.
+template <int kGroup>
+__device__ inline void tcgen05_relinquish_alloc_permit() {
+  asm volatile("tcgen05.relinquish_alloc_permit.cta_group::%0.sync.aligned;" ::"n"(kGroup)
+               : "memory");
+}
+
 // ---- Loads (9.7.16.8). Whole warp; warp w of a CTA reaches lanes 32 (w % 4) to +31. -------------
 
 // 32 columns of lane T into the registers of thread T. They must not be used, nor may the columns be

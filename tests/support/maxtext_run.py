@@ -60,8 +60,8 @@ def main() -> None:
 
     task = json.loads(sys.argv[1])
     fp4_maxtext.use(None if task["rules"] is None else LayerRules(**task["rules"]))
-    counted = counting(jax_fp4.product.multiply)
-    jax_fp4.product.multiply = jax_fp4.ragged.multiply = counted
+    jax_fp4.product.multiply = counting(jax_fp4.product.multiply)
+    jax_fp4.ragged.multiply_groups = counting(jax_fp4.ragged.multiply_groups)
 
     def runs(_: Any) -> None:
         results = []

@@ -1,9 +1,10 @@
 """MaxText trains with our products: one call of ours, no edit of MaxText.
 
 Contract, for dense layers and every kind of mixture of experts that runs on a CPU, on one device
-and on four: 20 steps of training execute the products that the layers have (counted while the
-program runs), and the loss falls almost as far as that of the same run with the recipe BF16, which
-goes through the same hooks with the same weights at the start.
+and on four, in two stages of a pipeline, and by two processes: 20 steps of training execute the
+products that the layers have (counted while the program runs), and the loss falls almost as far as
+that of the same run with the recipe BF16, which goes through the same hooks with the same weights
+at the start.
 
 Run by `make test-maxtext`, in an environment of its own.
 """
@@ -14,6 +15,7 @@ import functools
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +74,20 @@ GROUPS: dict[str, tuple[int, Any, dict[str, tuple[int, tuple[str, ...]]]]] = {
             "explicit": (LAYERS * DENSE, (*_MESH, "shard_mode=explicit")),
         },
     ),
+    "pipeline": (
+        2,
+        None,
+        {
+            "two stages": (
+                LAYERS * DENSE,
+                (
+                    "ici_pipeline_parallelism=2",
+                    "num_layers_per_pipeline_stage=1",
+                    "num_pipeline_microbatches=2",
+                ),
+            )
+        },
+    ),
     "qwix": (
         1,
         {"keep_first": 1},
@@ -99,16 +115,25 @@ def environment(devices: int) -> dict[str, str]:
     }
 
 
-def python(*arguments: str, folder: Path, devices: int = 1) -> subprocess.CompletedProcess[str]:
+def start(*arguments: str, folder: Path, devices: int = 1) -> subprocess.Popen[str]:
     (folder / "config.yml").write_text(CONFIG.read_text())
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
         env=environment(devices),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+
+
+def finish(program: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    out, err = program.communicate()
+    return subprocess.CompletedProcess(program.args, program.returncode, out, err)
+
+
+def python(*arguments: str, folder: Path, devices: int = 1) -> subprocess.CompletedProcess[str]:
+    return finish(start(*arguments, folder=folder, devices=devices))
 
 
 @functools.cache
@@ -156,6 +181,34 @@ def test_maxtext_trains_with_quantized_products(group: str, case: str, folder: P
     assert ours["losses"] != exact["losses"]
     assert abs(ours["losses"][0] - exact["losses"][0]) < 0.1 * fall
     assert ours["losses"][-1] < exact["losses"][-1] + 0.15 * fall
+
+
+def test_two_processes_train_as_one(folder: Path, tmp_path: Path) -> None:
+    """FSDP over two processes of one device each: the losses of one process that has both.
+
+    MaxText prints three decimals, and sums over devices may be added in another order.
+    """
+    runs = [["config.yml", "quantization=fp4", f"steps={STEPS}", "ici_fsdp_parallelism=2"]]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    programs = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        process = {"address": f"127.0.0.1:{port}", "count": 2, "rank": rank}
+        task = json.dumps({"rules": None, "runs": runs, "process": process})
+        programs.append(start(str(PROGRAM), task, folder=tmp_path / str(rank)))
+    both = [finish(program) for program in programs]
+    task = json.dumps({"rules": None, "runs": runs})
+    alone = python(str(PROGRAM), task, folder=folder, devices=2)
+    results = []
+    for run in (*both, alone):
+        assert run.returncode == 0, run.stderr[-4000:]
+        results += json.loads(run.stdout.splitlines()[-1])
+    assert results[0]["losses"] == results[1]["losses"]
+    assert results[0]["losses"] == pytest.approx(results[2]["losses"], abs=2e-3)
+    # A callback of the step is run by the first process alone.
+    assert sum(r["executed"].get("NVFP4", 0) for r in results[:2]) >= 3 * LAYERS * DENSE * STEPS
 
 
 def test_the_page_runs(folder: Path) -> None:

@@ -2,6 +2,9 @@
 
     python maxtext_run.py '{"rules": {...} or null, "runs": [[argument, ...], ...]}'
 
+With "process": {"address": ..., "count": ..., "rank": ...} it is one of several that train
+together.
+
 The last line it prints is JSON: for each run its losses, and how often a product of each format was
 executed, counted by a callback in the compiled train step.
 """
@@ -55,10 +58,12 @@ class Losses(logging.Handler):
 
 
 def main() -> None:
+    task = json.loads(sys.argv[1])
+    if process := task.get("process"):
+        jax.distributed.initialize(process["address"], process["count"], process["rank"])
     from absl import app
     from maxtext.trainers.pre_train import train
 
-    task = json.loads(sys.argv[1])
     fp4_maxtext.use(None if task["rules"] is None else LayerRules(**task["rules"]))
     jax_fp4.product.multiply = counting(jax_fp4.product.multiply)
     jax_fp4.ragged.multiply_groups = counting(jax_fp4.ragged.multiply_groups)

@@ -115,6 +115,7 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
     missing = [f"{name} (seed {seed})" for name, seed in plan if (name, seed) not in results.runs]
     tokens = model["batch"] * model["context"]
     machines = sorted({run["conditions"]["machine"] for run in results.runs.values()})
+    levels = sorted({run["conditions"]["cpu_level"] for run in results.runs.values()})
     dates = sorted({run["conditions"]["date"] for run in results.runs.values()})
     days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     minutes = [run["conditions"]["training_seconds"] / 60 for run in results.runs.values()]
@@ -137,7 +138,7 @@ def markdown(results: Results, plan: Sequence[tuple[str, int]]) -> str:
         f"{text['source']} ({text['train_bytes'] / 1e6:.1f} MB), AdamW with a peak rate of "
         f"{model['learning_rate']}, {some['steps'] // 10:,} steps of warm-up, then a cosine. Every "
         f"run of a seed has the same initial weights and batches. {', '.join(machines)}, CPU level "
-        f"{conditions['cpu_level']}, jax {conditions['jax']}, {days}; {min(minutes):.0f} to "
+        f"{' or '.join(levels)}, jax {conditions['jax']}, {days}; {min(minutes):.0f} to "
         f"{max(minutes):.0f} minutes a run, beside other work on the machine. The text is that of "
         f"Python {conditions['python']}; results on another text are not mixed with these.",
         _published(results),

@@ -19,10 +19,13 @@ class Checks:
 
     Attributes:
         races: accesses to shared memory that no barrier or atomic orders.
-        uninitialized: reads of registers and memory that nothing has written.
+        uninitialized: uses of registers that nothing has written, or that were computed from such
+            ones, and reads of such memory.
         strict: what the PTX ISA asks for and kernels of others leave out: tensor memory passes from
             warp to warp by `tcgen05.fence` pairs, memory from lane to lane of a warp by
-            `bar.warp.sync` (docs/simulator.md, rules H8, H10 and H15).
+            `bar.warp.sync`, bulk stores are waited for before a CTA exits, and
+            `mbarrier.complete_tx` orders nothing (docs/simulator.md, rules H8, H10 and H15,
+            assumptions S35 and S51).
     """
 
     races: bool = True

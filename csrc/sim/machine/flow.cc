@@ -2,19 +2,11 @@
 // which registers are certainly written.
 #include <algorithm>
 
-#include "sim/machine/program.h"
+#include "sim/machine/flow_graph.h"
 
 namespace jax_fp4::sim {
-namespace {
 
-struct Graph {
-  std::vector<u32> start;     // first instruction of each block, and the end
-  std::vector<u32> block_of;  // by instruction - begin
-  std::vector<std::vector<u32>> successors, predecessors;
-  u32 size() const { return static_cast<u32>(successors.size()); }
-};
-
-Graph make_graph(const Program& program, u32 begin, u32 end) {
+FlowGraph make_flow_graph(const Program& program, u32 begin, u32 end) {
   const u32 count = end - begin;
   std::vector<bool> starts(count + 1, false);
   starts[0] = true;
@@ -26,7 +18,7 @@ Graph make_graph(const Program& program, u32 begin, u32 end) {
     if (c.flow == Flow::branch_list)
       for (u32 target : program.branch_lists[c.target]) starts[target - begin] = true;
   }
-  Graph graph;
+  FlowGraph graph;
   graph.block_of.resize(count);
   for (u32 i = 0; i < count; ++i) {
     if (starts[i]) graph.start.push_back(begin + i);
@@ -53,7 +45,6 @@ Graph make_graph(const Program& program, u32 begin, u32 end) {
   return graph;
 }
 
-// Reverse post-order of the graph seen from `roots` along `edges`.
 std::vector<u32> reverse_post_order(const std::vector<std::vector<u32>>& edges,
                                     const std::vector<u32>& roots) {
   std::vector<u32> order;
@@ -81,9 +72,11 @@ std::vector<u32> reverse_post_order(const std::vector<std::vector<u32>>& edges,
   return order;
 }
 
+namespace {
+
 // Immediate post-dominators (Cooper, Harvey, Kennedy, "A simple, fast dominance algorithm") with a
 // virtual exit, number size(). Blocks of endless loops are joined to the exit, so that they have one.
-std::vector<u32> post_dominators(const Graph& graph) {
+std::vector<u32> post_dominators(const FlowGraph& graph) {
   const u32 exit = graph.size();
   std::vector<std::vector<u32>> backward = graph.predecessors;
   std::vector<std::vector<u32>> forward = graph.successors;
@@ -133,7 +126,7 @@ std::vector<u32> post_dominators(const Graph& graph) {
 }  // namespace
 
 void order_blocks(Program& program, u32 begin, u32 end) {
-  const Graph graph = make_graph(program, begin, end);
+  const FlowGraph graph = make_flow_graph(program, begin, end);
   for (u32 b = 0; b < graph.size(); ++b) program.code[graph.start[b]].leader = true;
   const std::vector<u32> post_dominator = post_dominators(graph);
   // A depth-first search that goes to a block's post-dominator before its successors finishes it
@@ -150,7 +143,7 @@ void order_blocks(Program& program, u32 begin, u32 end) {
 }
 
 void drop_needless_checks(Program& program, u32 begin, u32 end) {
-  const Graph graph = make_graph(program, begin, end);
+  const FlowGraph graph = make_flow_graph(program, begin, end);
   const std::size_t registers = program.blocks;
   const auto bit_of = [&](u32 slot) {
     return (slot & kPredicate) ? registers + (slot & ~kPredicate) : std::size_t{slot};

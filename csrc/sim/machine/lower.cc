@@ -4,11 +4,13 @@
 //   lay out  parameters, static and dynamic shared memory, the local frame, registers
 //   lower    every instruction: its form, its operands as slots, its handler
 //   finish   branch and call targets, running order, checks that cannot fail
+//   share    all of it once more, with registers in blocks that they share (machine/register_sharing.h)
 #include <algorithm>
 #include <map>
 
 #include "sim/machine/load_uses.h"
 #include "sim/machine/memory.h"
+#include "sim/machine/register_sharing.h"
 #include "sim/ops/ops.h"
 #include "sim/ptx/lexer.h"
 
@@ -57,10 +59,13 @@ struct FunctionState {
 
 class Lowerer {
  public:
-  Lowerer(const Module& module, const Function& entry, const Placements& placements)
+  // Without a plan every register has blocks of its own.
+  Lowerer(const Module& module, const Function& entry, const Placements& placements,
+          const RegisterPlan* plan = nullptr)
       : module_(module),
         entry_(entry),
         placements_(placements),
+        plan_(plan),
         program_(std::make_unique<Program>()) {
     program_->module = &module;
     program_->entry = entry.name;
@@ -86,6 +91,20 @@ class Lowerer {
     }
     drop_needless_marks(*program_);
     return std::move(program_);
+  }
+
+  // How the entry's registers can share blocks; after run(), which had no plan.
+  RegisterPlan plan(const Program& program) const {
+    const FunctionState& state = functions_.at(&entry_);
+    const u32 end =
+        order_.size() > 1 ? functions_.at(order_[1]).begin : static_cast<u32>(program.code.size());
+    std::vector<RegisterBlocks> registers;
+    for (std::size_t r = 0; r < state.slots.size(); ++r) {
+      const Type type = entry_.registers[r].type;
+      registers.push_back(
+          {state.slots[r], type == Type::pred ? 0 : static_cast<u32>(blocks_of(type))});
+    }
+    return share_registers(program, state.begin, end, registers);
   }
 
  private:
@@ -183,9 +202,19 @@ class Lowerer {
     program_->true_predicate = add_predicate("true");
     for (const Function* f : order_) {
       std::vector<u32>& slots = functions_[f].slots;
-      for (const Register& r : f->registers)
+      const bool planned = plan_ && f == &entry_;
+      const u32 first = planned ? add_blocks(static_cast<int>(plan_->blocks), "") : 0;
+      for (const Register& r : f->registers) {
+        const auto shared = [&] {
+          const u32 block = plan_->block[slots.size()];
+          if (block == kNoSlot) return scratch_;
+          program_->register_names[first + block] = r.name;
+          return first + block;
+        };
         slots.push_back(r.type == Type::pred ? add_predicate(r.name)
+                        : planned            ? shared()
                                              : add_blocks(blocks_of(r.type), r.name));
+      }
     }
     directive("reqntid", program_->required_block);
     directive("maxntid", program_->max_block);
@@ -695,6 +724,7 @@ class Lowerer {
   const Module& module_;
   const Function& entry_;
   const Placements& placements_;
+  const RegisterPlan* const plan_;
   std::unique_ptr<Program> program_;
   std::vector<const Function*> order_, path_;
   std::map<const Function*, FunctionState> functions_;
@@ -714,7 +744,9 @@ class Lowerer {
 
 std::unique_ptr<Program> lower(const Module& module, const Function& entry,
                                const Placements& placements) {
-  return Lowerer(module, entry, placements).run();
+  Lowerer apart(module, entry, placements);
+  const RegisterPlan plan = apart.plan(*apart.run());
+  return Lowerer(module, entry, placements, &plan).run();
 }
 
 }  // namespace jax_fp4::sim

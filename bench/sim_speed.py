@@ -5,16 +5,26 @@
 Kernels: `arithmetic` (integer and f32 only), `quantize` (a tile of f32 goes through shared memory:
 half of the instructions are ld.shared and st.shared of 8 to 128 bits and ldmatrix), `scattered`
 (the same accesses by lanes far apart, under a guard), `copy` (global memory), `mma`
-(ldmatrix and block-scaled mma.sync).
+(ldmatrix and block-scaled mma.sync), `shipped` (our quantizer: rows and columns of a bf16 matrix of
+2048 x 1024 to NVFP4, through shared memory).
 """
 
 import argparse
+import dataclasses
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jax_fp4 import sim
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import device_kernels
+from support.cpu_quantize import Options
 
 HEADER = ".version 8.8\n.target sm_120a\n.address_size 64\n"
 REGISTERS = (
@@ -149,17 +159,62 @@ def launches(text: str, checks: sim.Checks, size: int, grid: int) -> Iterator[tu
         yield report.instructions, time.process_time() - start
 
 
+class Timed(sim.Machine):
+    """Takes the processor time of launches."""
+
+    seconds = 0.0
+
+    def load(self, ptx: str) -> Any:
+        """A module whose launches are timed."""
+        module = super().load(ptx)
+        launch = module.launch
+
+        def timed(*args: Any, **options: Any) -> sim.Report:
+            start = time.process_time()
+            report = launch(*args, **options)
+            self.seconds += time.process_time() - start
+            return report
+
+        module.launch = timed  # type: ignore[method-assign]
+        return module
+
+
+@dataclasses.dataclass
+class TimedDevice(device_kernels.Device):
+    """Its launches run on one machine."""
+
+    timed: Timed = dataclasses.field(default_factory=lambda: Timed("100a"))
+
+    def machine(self) -> sim.Machine:
+        """The one that takes the time."""
+        return self.timed
+
+
+def shipped(checks: sim.Checks) -> Iterator[tuple[int, float]]:
+    """Warp instructions and seconds of our quantizer, launch after launch."""
+    x = np.random.default_rng(0).standard_normal((1, 2048, 1024)).astype(np.float32)
+    x = (x.view(np.uint32) >> 16).astype(np.uint16)
+    copies = [Options(format="NVFP4", tiled_layout=True, axis=axis) for axis in (1, 0)]
+    while True:
+        device = TimedDevice(timed=Timed("100a", checks=checks))
+        device_kernels.quantize(device, x, *copies)
+        yield device.reports[0][1].instructions, device.timed.seconds
+
+
 def main() -> None:
     """Prints a line for each kernel."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(KERNELS), metavar="name")
+    parser.add_argument("names", nargs="*", default=[*KERNELS, "shipped"], metavar="name")
     parser.add_argument("--checks", choices=("on", "off"), default="on")
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     on = options.checks == "on"
     for name in options.names:
-        text, settings = KERNELS[name]()
-        runs = launches(text, sim.Checks(on, on), settings.get("bytes", 4096), 4)
+        if name == "shipped":
+            runs = shipped(sim.Checks(on, on))
+        else:
+            text, settings = KERNELS[name]()
+            runs = launches(text, sim.Checks(on, on), settings.get("bytes", 4096), 4)
         best = max(n / seconds / 1e6 for n, seconds in (next(runs) for _ in range(options.repeat)))
         print(f"{name:12} {best:7.2f} million warp instructions/s, checks {options.checks}")
 

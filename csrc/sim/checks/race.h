@@ -6,8 +6,8 @@
 // epoch, or a set of epochs where several agents have read it): Flanagan and Freund, "FastTrack" (PLDI
 // 2009). A word that was accessed in parts has a history for each byte instead, until it is written whole.
 //
-// Neighbours mostly have one history, since one instruction accessed them all: what an access makes of
-// a history is worked out once and used again for the words that follow.
+// Neighbours mostly have one history, since one instruction accessed them all. So a word holds the number of its history,
+// and what an access makes of a history is worked out once and used again for the words that follow.
 //
 // Proxies (PTX ISA 8.3, 8.9.1.2): a write through the generic proxy is visible to the asynchronous one only if
 // a proxy fence lies on the way between the two. What a fence has separated is a clock of its own.
@@ -74,15 +74,13 @@ inline Access make_access(Epoch epoch, u32 pc) { return u64{pc} << 32 | epoch; }
 inline Epoch epoch_of(Access access) { return static_cast<Epoch>(access); }
 inline u32 pc_of(Access access) { return static_cast<u32>(access >> 32); }
 
-// In the place of an epoch, with a number in the place of the program counter:
-inline constexpr Epoch kSharedReads =
-    ~0u;                                  // several agents have read it: number of the set of reads
-inline constexpr Epoch kSplit = ~0u - 1;  // bytes have their own histories: number of the four
-inline constexpr Access kNoAccess = ~u64{0};
+// In the place of a read's epoch: several agents have read; above it the number of the set of reads.
+inline constexpr Epoch kSharedReads = ~0u;
 
 struct AccessHistory {
   Access write = 0;
   Access read = 0;
+  bool operator==(const AccessHistory&) const = default;
 };
 
 // Reads by several agents: by agent, 0 where it has not read.
@@ -109,7 +107,7 @@ struct Accessor {
 
 class RaceChecker {
  public:
-  explicit RaceChecker(u64 bytes) : words_((bytes + 3) / 4) {}
+  explicit RaceChecker(u64 bytes);
 
   // Each records an access and returns what it races with.
   RaceConflict read(u64 offset, u32 bytes, const Accessor& by);
@@ -119,48 +117,50 @@ class RaceChecker {
   // `read` or `write` must say what, lane by lane; that others are recorded already changes nothing.
   bool read_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
   bool write_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
+  // For whole words that lie one behind the other.
+  bool read_run(u64 offset, u32 bytes, const Accessor& by);
+  bool write_run(u64 offset, u32 bytes, const Accessor& by);
 
  private:
-  // A history that an access has met, and what it makes of it.
+  using Number =
+      u32;  // of a history; with kSplit set: of four histories, one for each byte of a word
+  static constexpr Number kNoNumber = ~0u, kSplit = 1u << 31;
+
+  // A history that an access has met, and the one that it makes of it.
   struct Memory {
-    AccessHistory met = {kNoAccess, kNoAccess};
-    Access reads_after = 0;
+    Number met = kNoNumber, after = kNoNumber;
   };
   // An access on its way over the words. It remembers a few histories: words of several writers take turns.
   struct Pass {
     const Accessor& by;
     Access own;
-    bool stops;  // at the first conflict, before it is recorded
+    bool stops;      // at the first conflict, before it is recorded
+    Number written;  // the history of what a write has written; kNoNumber until there is one
     RaceConflict conflict;
-    Memory memories[8];
+    Memory memories[16];
 
-    Memory& memory_of(Access write) {
-      return memories[(write ^ write >> kClockBits ^ write >> 32) % std::size(memories)];
-    }
+    Memory& memory_of(Number met) { return memories[met % std::size(memories)]; }
   };
   Pass start(const Accessor& by, bool stops);
 
-  // Each returns false where the pass stops.
+  // What the access makes of the word or byte; each returns false where the pass stops.
   template <bool kWrites>
-  bool touch(AccessHistory& history, Pass& pass) {
-    Memory& memory = pass.memory_of(history.write);
-    if (history.write != memory.met.write || history.read != memory.met.read) {
-      if (epoch_of(history.write) == kSplit) return touch_parts<kWrites>(history, pass);
-      if (!meet<kWrites>(history, pass, memory)) return false;
+  bool touch(Number& place, Pass& pass) {
+    const Memory& memory = pass.memory_of(place);
+    if (place == memory.met) {
+      place = memory.after;
+      return true;
     }
-    if constexpr (kWrites) {
-      history = {pass.own, 0};
-    } else {
-      history.read = memory.reads_after;
-    }
-    return true;
+    return meet<kWrites>(place, pass);
   }
   template <bool kWrites>
-  bool meet(const AccessHistory& history, Pass& pass, Memory& memory);
+  bool meet(Number& place, Pass& pass);
   template <bool kWrites>
-  bool touch_parts(AccessHistory& word, Pass& pass);
+  bool touch_parts(Number& word, Pass& pass);
   template <bool kWrites>
   bool touch_range(u64 offset, u32 bytes, Pass& pass);
+  template <bool kWrites>
+  bool touch_run(Number* words, u32 count, Pass& pass);
   template <bool kWrites, u32 kWords>
   bool touch_words(const u32* offsets, u32 mask, Pass& pass);
   template <bool kWrites, u32 kBytes>
@@ -168,16 +168,27 @@ class RaceChecker {
   template <bool kWrites>
   bool touch_lanes(const u32* offsets, u32 mask, u32 bytes, const Accessor& by);
 
-  std::array<AccessHistory, 4>& split(AccessHistory& word);
+  std::array<Number, 4>& split(Number& word);
   Access reads_with(Access reads, const Accessor& by, Access own);
+  Number number_of(const AccessHistory& history);
   u32 new_set();
+  void find_free_histories();
   void find_free_sets();
 
-  std::vector<AccessHistory> words_;
-  std::vector<std::array<AccessHistory, 4>> split_;
+  std::vector<Number> words_;
+  std::vector<AccessHistory> histories_;  // 0: never accessed
+  std::vector<std::array<Number, 4>> split_;
   std::vector<ReadSet> sets_;  // never changed while a history names them
-  std::vector<u32> free_splits_, free_sets_;
-  std::size_t next_sweep_ = 0;  // size of sets_ at which unnamed ones are looked for
+  std::vector<u32> free_histories_, free_splits_, free_sets_;
+  // Histories made lately, by a hash: those that are equal get one number.
+  struct Latest {
+    AccessHistory history;
+    Number number = 0;
+  };
+  static constexpr int kLatestBits = 6;
+  Latest latest_[1 << kLatestBits];
+  // Sizes of histories_ and of sets_ at which those that nothing names are looked for.
+  std::size_t next_history_sweep_, next_set_sweep_ = 0;
 };
 
 }  // namespace jax_fp4::sim

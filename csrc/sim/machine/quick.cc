@@ -8,6 +8,13 @@
 namespace jax_fp4::sim {
 namespace {
 
+// Whether `count` flags one behind the other are set; count is a multiple of 32.
+bool all_set(const u8* written, u32 count) {
+  u8 all = 1;
+  for (u32 k = 0; k < count; ++k) all &= written[k];
+  return all == 1;
+}
+
 // Whether all flags of all lanes are set.
 template <u32 kBytes>
 bool all_written(const u8* written, const u32* offsets) {
@@ -103,17 +110,26 @@ bool QuickAccess::find_offsets(const Warp& warp, const Code& c, u32 mask, u32 by
   const u64 shift = static_cast<u64>(c.offset[0]) - base;
   if (size < bytes || base % bytes != 0) return false;
   const u32 last = static_cast<u32>(std::min(size - bytes, kMost));
-  const int first = std::countr_zero(mask);
+  // Lanes outside the mask take the address of one inside.
+  alignas(64) u64 wide[kLanes];
+  alignas(64) u32 narrow[kLanes];
+  const auto fill = [mask](auto* some, const auto* a) {
+    const auto first = a[std::countr_zero(mask)];
+    for (int lane = 0; lane < kLanes; ++lane) some[lane] = (mask >> lane & 1) ? a[lane] : first;
+    return some;
+  };
   u32 outside = 0, low = 0;  // of all lanes: whether any is outside; bits of the offsets
   if (c.address_bits & 1) {
     const Lane64* a = warp.in64(c.src[0]);
-    const u64 some = a[first];
+    if (mask != kAllLanes) a = reinterpret_cast<const Lane64*>(fill(wide, a));
+    u64 high = 0;
     for (int lane = 0; lane < kLanes; ++lane) {
-      const u64 offset = ((mask >> lane & 1) ? u64{a[lane]} : some) + shift;
+      const u64 offset = a[lane] + shift;
       offsets_[lane] = static_cast<u32>(offset);
-      outside |= static_cast<u32>(offset >> 32) | (offsets_[lane] > last);
-      low |= offsets_[lane];
+      high |= offset >> 32;
     }
+    outside = high != 0;
+    for (int lane = 0; lane < kLanes; ++lane) outside |= offsets_[lane] > last;
   } else {
     // Register plus constant does not wrap at 32 bits: the registers that give a place in the memory
     // lie between two numbers of 32 bits.
@@ -122,14 +138,18 @@ bool QuickAccess::find_offsets(const Warp& warp, const Code& c, u32 mask, u32 by
     if (least > greatest) return false;
     const u32 least32 = static_cast<u32>(least), range = static_cast<u32>(greatest - least);
     const Lane32* a = warp.in(c.src[0]);
-    const u32 some = a[first];
+    if (mask != kAllLanes) a = reinterpret_cast<const Lane32*>(fill(narrow, a));
     for (int lane = 0; lane < kLanes; ++lane) {
-      const u32 value = (mask >> lane & 1) ? u32{a[lane]} : some;
-      offsets_[lane] = value + static_cast<u32>(shift);
-      outside |= value - least32 > range;
-      low |= offsets_[lane];
+      offsets_[lane] = a[lane] + static_cast<u32>(shift);
+      outside |= a[lane] - least32 > range;
     }
   }
+  u32 apart = 0;
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    low |= offsets_[lane];
+    apart |= offsets_[lane] ^ (offsets_[0] + lane * bytes);
+  }
+  contiguous_ = apart == 0 && mask == kAllLanes;
   return outside == 0 && (low & (bytes - 1)) == 0;
 }
 
@@ -142,12 +162,14 @@ QuickAccess::QuickAccess(Warp& warp, const Code& c, u32 mask, u32 bytes, bool wr
   if (!place.data || bytes > 32 || !find_offsets(warp, c, mask, bytes, place.base, place.bytes))
     return;
   if (place.lane_stride != 0) {
+    contiguous_ = false;
     const u32 first = static_cast<u32>(std::countr_zero(mask));
     for (u32 lane = 0; lane < kLanes; ++lane)
       offsets_[lane] += place.lane_stride * ((mask >> lane & 1) ? lane : first);
   }
   if (place.written && !writes && launch.spec.checks.uninitialized &&
-      !all_written(place.written, offsets_, bytes))
+      !(contiguous_ ? all_set(place.written + offsets_[0], kLanes * bytes)
+                    : all_written(place.written, offsets_, bytes)))
     return;
   if (place.lanes) {
     const LaneAccess by = warp.lane_access(c);
@@ -158,13 +180,22 @@ QuickAccess::QuickAccess(Warp& warp, const Code& c, u32 mask, u32 bytes, bool wr
   }
   if (place.races) {
     const Accessor by = Actor{warp, c, 0}.accessor(false);
-    if (!(writes ? place.races->write_lanes(offsets_, mask, bytes, by)
-                 : place.races->read_lanes(offsets_, mask, bytes, by)))
+    RaceChecker& races = *place.races;
+    const bool run = contiguous_ && offsets_[0] % 4 == 0;
+    if (!(run      ? writes ? races.write_run(offsets_[0], kLanes * bytes, by)
+                            : races.read_run(offsets_[0], kLanes * bytes, by)
+          : writes ? races.write_lanes(offsets_, mask, bytes, by)
+                   : races.read_lanes(offsets_, mask, bytes, by)))
       return;
   }
-  if (place.written && writes) set_written(place.written, offsets_, bytes);
+  if (place.written && writes) {
+    if (contiguous_)
+      std::memset(place.written + offsets_[0], 1, kLanes * bytes);
+    else
+      set_written(place.written, offsets_, bytes);
+  }
   (writes ? launch.bytes_written : launch.bytes_read)[static_cast<int>(space)] +=
-      u64{bytes} * static_cast<u32>(std::popcount(mask));
+      u64{bytes} * (mask == kAllLanes ? kLanes : static_cast<u32>(std::popcount(mask)));
   data_ = place.data;
 }
 

@@ -17,6 +17,8 @@ class QuickAccess {
 
   // Lanes outside the mask have the place of one that is inside.
   u8* at(int lane) const { return data_ + offsets_[lane]; }
+  // All lanes access, one behind the other.
+  bool contiguous() const { return contiguous_; }
 
  private:
   // Where the memory that the first lane's address names lies; null if it is none of those.
@@ -32,6 +34,7 @@ class QuickAccess {
   bool find_offsets(const Warp& warp, const Code& c, u32 mask, u32 bytes, u64 base, u64 size);
 
   u8* data_ = nullptr;
+  bool contiguous_ = false;
   u32 offsets_[kLanes];
 };
 

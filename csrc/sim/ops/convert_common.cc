@@ -126,13 +126,29 @@ void pair_lanes(Warp& w, const Code& c, u32 mask) {
 
 // ---- Elements of block formats
 
+// encode_nearest in a form that the compiler can vectorize: a sum with a power of two whose last place is the
+// step of the format at x rounds x to that step, and counts the steps in its low bits.
+template <Minifloat kKind>
+u32 nearest_element(u32 bits) {
+  constexpr i32 kSmallest = 128 - kKind.bias;  // f32's exponent field of the smallest normal number
+  constexpr i32 kLargest = std::bit_cast<i32>(kKind.max);
+  const i32 magnitude = static_cast<i32>(bits & kF32AbsMask);
+  const i32 x = magnitude < kLargest ? magnitude : kLargest;
+  const i32 field = (x >> 23) > kSmallest ? x >> 23 : kSmallest;
+  const float step = std::bit_cast<float>((field + 23 - kKind.mantissa_bits) << 23);
+  const i32 steps = std::bit_cast<i32>(std::bit_cast<float>(x) + step) - std::bit_cast<i32>(step);
+  const u32 code = static_cast<u32>(((field - kSmallest) << kKind.mantissa_bits) + steps);
+  const u32 sign = (bits >> 31) * kKind.sign_code();
+  return magnitude > static_cast<i32>(kF32InfBits) ? kKind.nan_code : code | sign;
+}
+
 template <Minifloat kKind>
 void element_lanes(Warp& w, const Code& c, u32 mask) {
   constexpr int kBits = kKind.bits() == 4 ? 4 : 8;
-  const In<float> a(w, c.src[0]), b(w, c.src[1]);
+  const In<u32> a(w, c.src[0]), b(w, c.src[1]);
   const Out<u32> d(w, c.dst[0]);
   each_lane(mask, [&](int i) {
-    d.set(i, encode_nearest(kKind, a[i]) << kBits | encode_nearest(kKind, b[i]));
+    d.set(i, nearest_element<kKind>(a[i]) << kBits | nearest_element<kKind>(b[i]));
   });
 }
 

@@ -198,8 +198,8 @@ struct SqrtOp {
 // min and max: a NaN loses against a number unless .NaN; -0 is less than +0.
 template <bool kMax>
 struct ExtremumOp {
-  // f32, on integers, which the compiler can vectorize.
-  JAX_FP4_INLINE static u32 f32(u32 x, u32 y, u16 flags) {
+  // On integers, which the compiler can vectorize; 16-bit numbers in the upper half.
+  JAX_FP4_INLINE static u32 on_integers(u32 x, u32 y, u16 flags, u32 infinity, u32 canonical_nan) {
     // In this order -0 comes before +0.
     const auto order = [](u32 bits) {
       const i32 number = static_cast<i32>(bits);
@@ -209,17 +209,24 @@ struct ExtremumOp {
     const u32 keep = (flags & kXorSign) ? kF32AbsMask : ~0u;
     x &= keep;
     y &= keep;
-    const bool nan_x = (x & kF32AbsMask) > kF32InfBits, nan_y = (y & kF32AbsMask) > kF32InfBits;
+    const bool nan_x = (x & kF32AbsMask) > infinity, nan_y = (y & kF32AbsMask) > infinity;
     const u32 either = (order(x) < order(y)) != kMax ? x : y;
     const u32 number = (nan_x ? y : nan_y ? x : either) ^ sign;
     const bool nan = (flags & kNanFlag) ? nan_x || nan_y : nan_x && nan_y;
-    return nan ? kCanonicalNaN32 : number;
+    return nan ? canonical_nan : number;
   }
   template <class T>
   JAX_FP4_INLINE static auto run(typename T::Bits x, typename T::Bits y, typename T::Bits,
                                  u16 flags) {
-    if constexpr (std::is_same_v<T, F32>)
-      if (!(flags & kFtz)) return f32(x, y, flags);
+    if constexpr (std::is_same_v<T, F32>) {
+      if (!(flags & kFtz)) return on_integers(x, y, flags, kF32InfBits, kCanonicalNaN32);
+    } else if constexpr (kIsHalf<T>) {
+      constexpr u32 kInfinity = static_cast<u32>(T::kFormat.infinity()) << 16;
+      if (!(flags & kFtz))
+        return static_cast<u16>(
+            on_integers(u32{x} << 16, u32{y} << 16, flags, kInfinity, u32{kCanonicalNaN16} << 16) >>
+            16);
+    }
     auto a = T::load(x, flags), b = T::load(y, flags);
     const bool negative = std::signbit(a) != std::signbit(b);
     if (flags & kXorSign) a = std::fabs(a), b = std::fabs(b);

@@ -82,11 +82,19 @@ void load_lanes(Warp& w, const Code& c, u32 mask) {
   const u32* slots = w.launch->program->slots.data() + c.vectors[0];
   for (u32 k = 0; k < c.counts[0]; ++k) {
     const Out<R> d(w, slots[k]);
-    each_lane(mask, [&](int i) {
+    const auto load = [&](int i, const u8* from) {
       T value;
-      std::memcpy(&value, quick.at(i) + k * sizeof(T), sizeof value);
+      std::memcpy(&value, from, sizeof value);
       d.set(i, static_cast<R>(value));
-    });
+    };
+    const u8* const first = quick.at(0) + k * sizeof(T);
+    if (!quick.contiguous()) {
+      each_lane(mask, [&](int i) { load(i, quick.at(i) + k * sizeof(T)); });
+    } else if (c.counts[0] == 1) {
+      for (int i = 0; i < kLanes; ++i) load(i, first + i * sizeof(T));
+    } else {
+      for (int i = 0; i < kLanes; ++i) load(i, first + i * sizeof(T) * c.counts[0]);
+    }
   }
 }
 
@@ -126,11 +134,23 @@ void store_lanes(Warp& w, const Code& c, u32 mask) {
   const u32* slots = w.launch->program->slots.data() + c.vectors[0];
   for (u32 k = 0; k < c.counts[0]; ++k) {
     const In<R> a(w, slots[k]);
-    // Where lanes store to one place, the last one's value stays.
-    for (u32 rest = mask; rest != 0; rest &= rest - 1) {
-      const int lane = std::countr_zero(rest);
-      const T value = static_cast<T>(a[lane]);
-      std::memcpy(quick.at(lane) + k * sizeof(T), &value, sizeof value);
+    const auto store = [&](int i, u8* to) {
+      const T value = static_cast<T>(a[i]);
+      std::memcpy(to, &value, sizeof value);
+    };
+    u8* const first = quick.at(0) + k * sizeof(T);
+    if (quick.contiguous() && c.counts[0] == 1) {
+      for (int i = 0; i < kLanes; ++i) store(i, first + i * sizeof(T));
+    } else if (quick.contiguous()) {
+      for (int i = 0; i < kLanes; ++i) store(i, first + i * sizeof(T) * c.counts[0]);
+    } else if (mask == kAllLanes) {
+      // Where lanes store to one place, the last one's value stays.
+      for (int i = 0; i < kLanes; ++i) store(i, quick.at(i) + k * sizeof(T));
+    } else {
+      for (u32 rest = mask; rest != 0; rest &= rest - 1) {
+        const int i = std::countr_zero(rest);
+        store(i, quick.at(i) + k * sizeof(T));
+      }
     }
   }
 }

@@ -28,7 +28,7 @@ def test_fences_execute(fence: str) -> None:
 
 
 INIT = (
-    "mov.u32 r1, %warpid; setp.eq.u32 p, r1, 0; mov.u32 r2, bar;\n"
+    "mov.u32 r1, %tid.x; setp.eq.u32 p, r1, 0; mov.u32 r2, bar;\n"
     "@p mbarrier.init.shared.b64 [r2], 64;\n"
 )
 ARRIVE = "mbarrier.arrive.shared.b64 a0, [r2];"

@@ -126,6 +126,11 @@ PLANTED = {
         "@p mbarrier.init.shared.b64 [r2], 1; @p mbarrier.inval.shared.b64 [r2]; "
         "@p mbarrier.arrive.shared.b64 _, [r2];",
     ),
+    "valid": (
+        "mbarrier",
+        "initialises again an mbarrier that no mbarrier.inval has ended",
+        "@p mbarrier.init.shared.b64 [r2], 1; @p mbarrier.init.shared.b64 [r2], 1;",
+    ),
     "too many": (
         "mbarrier",
         "3 arrivals, but only 2 of 2 are missing",

@@ -63,6 +63,9 @@ void touched_sectors(const std::array<u64, kLanes>& addresses, u32 mask, u32 byt
 AccessForm access_form(const Form& form, const Code& code) {
   using Kind = MemoryAccess::Kind;
   const std::string_view opcode = form.row->opcode;
+  if (opcode == "cp" && !form.has("bulk") && form.has("async") &&
+      (form.has("ca") || form.has("cg")))
+    return {Kind::copy, static_cast<u32>(code.immediate)};
   if (form.row->asynchronous) return {};
   const auto element_bytes = [&] { return static_cast<u32>(bits_of_type(form.type(0))) / 8; };
   if (opcode == "ld" || opcode == "st") {
@@ -78,9 +81,6 @@ AccessForm access_form(const Form& form, const Code& code) {
     return {opcode == "ldmatrix" ? Kind::load : Kind::store, kRowBytes,
             kAllLanes >> (kLanes - rows)};
   }
-  if (opcode == "cp" && !form.has("bulk") && form.has("async") &&
-      (form.has("ca") || form.has("cg")))
-    return {Kind::copy, static_cast<u32>(code.immediate)};
   return {};
 }
 

@@ -97,8 +97,11 @@ struct AsyncCopy {
   u32 pc;
   int lane;
   u32 bytes, source_bytes;
-  u64 source, destination;
-  u32 group;  // groups that the lane had committed before
+  u64 source = 0, destination = 0;
+  u32 group = 0;            // groups that the lane had committed before
+  u32 agent = 0, time = 0;  // whose write it is, for races
+  bool read = false;
+  u8 data[16] = {};
 };
 
 // How far a thread's bulk copy from shared memory is (PTX ISA 9.7.9.25.6).
@@ -272,6 +275,7 @@ struct MbarrierRecord {
   Clocks arriving, completed;  // released in this phase; and before
   Epoch init = 0;
   u32 init_pc = 0;
+  bool valid = false;  // from mbarrier.init to mbarrier.inval
 };
 
 // What a fragment waits for, where asynchronous operations end the wait.

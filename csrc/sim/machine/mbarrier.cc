@@ -77,18 +77,26 @@ void Mbarrier::init(u32 count) {
     actor_.fault(FaultKind::mbarrier,
                  "a count of " + std::to_string(count) + "; it is 1 to 1048575");
   }
+  Warp& warp = actor_.warp;
+  MbarrierRecord& record = warp.cta->cluster->mbarriers[address_];
+  if (record.valid) {
+    actor_.fault(FaultKind::mbarrier,
+                 "initialises again an mbarrier that no mbarrier.inval has ended since " +
+                     warp.launch->kernel_line(warp.launch->program->code[record.init_pc].line));
+  }
   live = true;
   phase = 0;
   expected = pending = count;
   transactions = 0;
-  Warp& warp = actor_.warp;
-  MbarrierRecord& record = warp.cta->cluster->mbarriers[address_] = {};
+  record = {};
+  record.valid = true;
   record.init = make_epoch(warp.agent, warp.clocks.seen[warp.agent]);
   record.init_pc = warp.launch->pc_of(actor_.code);
   store();
 }
 
 void Mbarrier::invalidate() {
+  actor_.warp.cta->cluster->mbarriers[address_].valid = false;
   live = false;
   phase = expected = pending = 0;
   transactions = 0;

@@ -1,13 +1,15 @@
 // cp.async (PTX ISA 9.7.9.25.3): copies of 4, 8 or 16 bytes from global to shared memory that happen at any
 // time until the thread waits for them.
 //
-// A copy belongs to the warp and is done when its lanes wait (wait_all, wait_group) or when chance, drawn from
-// the schedule's seed at every later cp.async instruction of the warp, says so. Until then the destination
-// holds what it held before; as its bytes are written only when the copy is done, reading it too early is
-// reported as uninitialised, or as a race where another warp looks.
+// The source is read when chance, drawn from the schedule's seed at every later cp.async instruction of the
+// warp, says so, or when the lanes wait (wait_all, wait_group). The destination is written at the wait, and
+// until then counts as not written. For the race checker an instruction's copies are a write by a slot of the
+// asynchronous operations (machine/async.h) that happens when it is issued and that the warp knows of once it
+// has waited: whoever touches the bytes before, and be it the warp itself, races with it.
 #include <algorithm>
 
 #include "sim/machine/async.h"
+#include "sim/ops/bulk.h"
 #include "sim/ops/lanes.h"
 
 namespace jax_fp4::sim {
@@ -16,33 +18,43 @@ namespace {
 // Code::variant: bytes in the low byte; then
 constexpr u16 kAll = 1 << 8;
 
-void perform(Warp& w, const AsyncCopy& copy) {
-  const Code& c = w.launch->program->code[copy.pc];
-  u8 data[16] = {};
+void read_source(Warp& w, AsyncCopy& copy) {
   if (copy.source_bytes > 0) {
     // The access is as wide as the copy, so that it must be aligned; what is not read is zero.
-    const u8* from =
-        access(w, c, copy.lane, Space::global, copy.source, copy.bytes, AccessKind::read);
-    std::memcpy(data, from, copy.source_bytes);
+    const u8* from = access(w, w.launch->program->code[copy.pc], copy.lane, Space::global,
+                            copy.source, copy.bytes, AccessKind::read);
+    std::memcpy(copy.data, from, copy.source_bytes);
   }
-  u8* to =
-      access(w, c, copy.lane, Space::shared, copy.destination, copy.bytes, AccessKind::write, data);
-  std::memcpy(to, data, copy.bytes);
+  copy.read = true;
 }
 
-// Performs the copies of these lanes: all but those of the `keep_groups` groups committed last (kNoIndex: all,
-// also uncommitted ones), or each with probability 1/4.
-void drain(Warp& w, u32 mask, u32 keep_groups, bool by_chance) {
+void finish(Warp& w, AsyncCopy& copy) {
+  if (!copy.read) read_source(w, copy);
+  u32& known = w.clocks.seen[copy.agent];
+  known = std::max(known, copy.time);
+  u8* to = access(w, w.launch->program->code[copy.pc], copy.lane, Space::shared, copy.destination,
+                  copy.bytes, AccessKind::write, copy.data);
+  std::memcpy(to, copy.data, copy.bytes);
+}
+
+// Each copy of these lanes that has not read its source does so with probability 1/4.
+void read_by_chance(Warp& w, u32 mask) {
+  for (AsyncCopy& copy : w.copies)
+    if (!copy.read && (mask >> copy.lane & 1) && w.launch->random() % 4 == 0) read_source(w, copy);
+}
+
+// Ends the copies of these lanes: all but those of the `keep_groups` groups committed last (kNoIndex: all,
+// also uncommitted ones).
+void drain(Warp& w, u32 mask, u32 keep_groups) {
   std::vector<AsyncCopy> left;
   std::vector<AsyncCopy> pending = std::move(w.copies);
   w.copies.clear();
-  for (const AsyncCopy& copy : pending) {
-    const bool mine = mask >> copy.lane & 1;
+  for (AsyncCopy& copy : pending) {
     const u32 committed = w.copy_groups[copy.lane];
     // Groups older than the most recent `keep_groups` committed ones are complete after the wait.
     const bool due = copy.group < committed && committed - copy.group > keep_groups;
-    if (mine && (by_chance ? w.launch->random() % 4 == 0 : due || keep_groups == kNoIndex)) {
-      perform(w, copy);
+    if ((mask >> copy.lane & 1) && (due || keep_groups == kNoIndex)) {
+      finish(w, copy);
     } else {
       left.push_back(copy);
     }
@@ -50,9 +62,30 @@ void drain(Warp& w, u32 mask, u32 keep_groups, bool by_chance) {
   w.copies = std::move(left);
 }
 
+// The destination from the issue on. Where it is out of bounds, finish() says so.
+void claim(Warp& w, const Code& c, const AsyncCopy& copy, const Accessor& by) {
+  forget(w, Space::shared, copy.destination, copy.bytes);
+  Cta& cta = *w.cta;
+  const u64 offset = (copy.destination & kSharedOffsetMask) - kSharedReserved;
+  if (!cta.races || rank_of(copy.destination) != cta.rank || offset > cta.shared.size() ||
+      offset + copy.bytes > cta.shared.size())
+    return;
+  const RaceConflict conflict = cta.races->write(offset, copy.bytes, by);
+  if (!conflict.found) return;
+  report_conflict({w, c, copy.lane}, conflict, false,
+                  "copy of " + std::to_string(copy.bytes) + " bytes to the shared memory at " +
+                      std::to_string(copy.destination));
+}
+
 void copy_lanes(Warp& w, const Code& c, u32 mask) {
   const u32 bytes = c.variant & 0xFF;
-  const u32 pc = static_cast<u32>(&c - w.launch->program->code.data());
+  const u32 pc = w.launch->pc_of(c);
+  const u32 slot = static_cast<u32>(w.launch->random() % kAsyncSlots);
+  const u32 agent = 2 * w.launch->warps_of_cluster() + slot;
+  const u32 time = ++w.cta->cluster->slot_times[slot];
+  Clocks known = w.clocks;
+  known.seen[agent] = time;
+  const Accessor by{agent, make_epoch(agent, time), known, pc};
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     u32 source_bytes = bytes;
@@ -62,23 +95,28 @@ void copy_lanes(Warp& w, const Code& c, u32 mask) {
               "reads " + std::to_string(source_bytes) + " bytes for a copy of " +
                   std::to_string(bytes));
     }
-    u64 source = address_of(w, c, lane, c.src[1], 1);
-    u64 destination = address_of(w, c, lane, c.src[0], 0);
-    w.copies.push_back({pc, lane, bytes, source_bytes, source, destination, w.copy_groups[lane]});
+    AsyncCopy copy{pc, lane, bytes, source_bytes};
+    copy.source = address_of(w, c, lane, c.src[1], 1);
+    copy.destination = address_of(w, c, lane, c.src[0], 0);
+    copy.group = w.copy_groups[lane];
+    copy.agent = agent;
+    copy.time = time;
+    claim(w, c, copy, by);
+    w.copies.push_back(copy);
   }
-  drain(w, mask, 0, true);
+  read_by_chance(w, mask);
 }
 
 void commit_group(Warp& w, const Code&, u32 mask) {
   for (u32 rest = mask; rest != 0; rest &= rest - 1) ++w.copy_groups[std::countr_zero(rest)];
-  drain(w, mask, 0, true);
+  read_by_chance(w, mask);
 }
 
 void wait_group(Warp& w, const Code& c, u32 mask) {
   if (c.variant & kAll) {
-    drain(w, mask, kNoIndex, false);
+    drain(w, mask, kNoIndex);
   } else {
-    drain(w, mask, w.in(c.src[0])[std::countr_zero(mask)], false);
+    drain(w, mask, w.in(c.src[0])[std::countr_zero(mask)]);
   }
 }
 
@@ -99,7 +137,7 @@ class CopiesArrival : public AsyncOperation {
 // cp.async.mbarrier.arrive (9.7.13.15.15): the copies are done now, which they may be, and the arrival
 // comes some time later. Without .noinc it is one more that the phase waits for.
 void arrive_after_copies(Warp& w, const Code& c, u32 mask) {
-  drain(w, mask, kNoIndex, false);
+  drain(w, mask, kNoIndex);
   for (u32 rest = mask; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const Actor actor{w, c, lane};

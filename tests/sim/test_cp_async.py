@@ -103,6 +103,19 @@ def test_two_copies_to_one_place_need_a_wait_between() -> None:
         copied(f"{copy} {copy} cp.async.wait_all;")
 
 
+def test_strict_checks_want_a_wait_before_the_exit() -> None:
+    """Also where nobody uses what was copied. With the wait, or not strictly, it is fine."""
+    copy = SETUP + "cp.async.cg.shared.global [r1], [a0], 16; cp.async.commit_group;\n"
+    x = np.arange(128, dtype=np.uint32)
+    for strict, wait in [(False, ""), (True, "cp.async.wait_all;")]:
+        machine = sim.Machine("100a", checks=sim.Checks(strict=strict))
+        run(copy + wait + "}", x, x, parameters=".param .u64 x, .param .u64 y", machine=machine)
+    machine = sim.Machine("100a", checks=sim.Checks(strict=True))
+    with pytest.raises(sim.SimulationError, match="without having waited") as caught:
+        run(copy + "}", x, x, parameters=".param .u64 x, .param .u64 y", machine=machine)
+    assert (caught.value.kind, caught.value.line) == ("exit", FIRST_LINE + 1)
+
+
 def test_sizes_are_checked() -> None:
     """A size that does not exist does not load; a source larger than the copy is a fault."""
     with pytest.raises(sim.PtxError, match="combination of modifiers"):

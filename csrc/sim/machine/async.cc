@@ -108,6 +108,14 @@ void Launch::perform(std::size_t index) {
 
 void Launch::check_exit(const Cta& cta) {
   check_tensor_exit(cta);
+  for (const auto& warp : cta.warps) {
+    // Strict only (assumption S52).
+    if (!spec.checks.strict || warp->copies.empty()) continue;
+    const AsyncCopy& copy = warp->copies.front();
+    warp->fault(program->code[copy.pc], copy.lane, FaultKind::exit,
+                "CTA rank " + std::to_string(cta.rank) +
+                    " exits without having waited for this copy into its shared memory");
+  }
   for (const auto& operation : pending) {
     if (!operation->uses(cta)) continue;
     operation->actor().fault(FaultKind::exit,

@@ -111,7 +111,7 @@ FAULTS = {
         "kGroup * kEpilogueWarps",
         "kEpilogueWarps",
         ("race", "divergence"),
-        ("tcgen05.mma", "mbarrier.try_wait"),
+        ("tcgen05.mma", "tcgen05.ld", "mbarrier.try_wait"),
         PAIR,
     ),
     "barriers of a pair are not visible to the other CTA": Fault(

@@ -191,3 +191,21 @@ def test_strictly_commits_arrive_in_any_order() -> None:
             run(body, y, parameters=".param .u64 y", machine=machine)
             orders.add(int(y[0]))
     assert seen == {False: {1}, True: {0, 1}}
+
+
+def test_strictly_a_commit_arrives_in_its_ctas_in_any_order() -> None:
+    """That it has arrived in one of them tells the others nothing: each waits for itself."""
+    send = "mov.u16 h0, 3; setp.eq.u32 q, r10, 0; and.pred p, p, q;\n@p " + commit(
+        ".shared::cluster.multicast::cluster.b64 [r4], h0;"
+    )
+    rank_1_goes_on = f"setp.eq.u32 p, r10, 1; @p bra ON;\n{WAIT}\nON: {CLUSTER}"
+    kinds = set()
+    for seed in range(20):
+        strict = sim.Machine("100a", seed, sim.Checks(strict=True))
+        cluster(f"{send}\n{WAIT} {CLUSTER}", 1, 2, machine=strict)
+        cluster(f"{send}\n{rank_1_goes_on}", 1, 2, machine=sim.Machine("100a", seed))
+        try:
+            cluster(f"{send}\n{rank_1_goes_on}", 1, 2, machine=strict)
+        except sim.SimulationError as error:
+            kinds.add(error.kind)
+    assert kinds == {"exit"}

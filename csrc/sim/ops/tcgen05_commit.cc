@@ -27,9 +27,11 @@ class CommitOperation : public AsyncOperation {
   }
 
   void perform() override {
-    // Nothing orders the arrivals of several commits. (A cycle model has its own times.)
+    // Nothing orders the arrivals of several commits, or of one in several CTAs. (A cycle model has its own
+    // times.)
     const LaunchSpec& spec = warp->launch->spec;
-    if (piped && spec.checks.strict && !spec.costs.time) {
+    const bool apart = spec.checks.strict && !spec.costs.time;
+    if (piped && apart) {
       leave_pipe();
       again = true;
       // Some seeds let the arrivals at an mbarrier wait as long as can be.
@@ -38,7 +40,10 @@ class CommitOperation : public AsyncOperation {
       return;
     }
     const Cta& own = *warp->cta;
-    for (u32 rest = ranks_; rest != 0; rest &= rest - 1) {
+    const u32 now = apart ? any_of(ranks_) : ranks_;
+    ranks_ &= ~now;
+    again = ranks_ != 0;
+    for (u32 rest = now; rest != 0; rest &= rest - 1) {
       const u32 rank = static_cast<u32>(std::countr_zero(rest));
       if (rank == own.rank && own.exited == own.threads) {
         warp->launch->warn(code->line, 0, [&] {
@@ -52,8 +57,16 @@ class CommitOperation : public AsyncOperation {
   }
 
  private:
+  // One of the bits, drawn at random.
+  u32 any_of(u32 bits) const {
+    const int count = std::popcount(bits);
+    if (count > 1)
+      for (u64 n = warp->launch->random() % static_cast<u32>(count); n > 0; --n) bits &= bits - 1;
+    return bits & ~(bits - 1);
+  }
+
   u64 address_;  // relative to a CTA
-  u32 ranks_;    // of the CTAs, a bit each
+  u32 ranks_;    // of the CTAs in which it has not arrived, a bit each
 };
 
 void commit_lanes(Warp& w, const Code& c, u32 mask) {

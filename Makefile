@@ -63,7 +63,7 @@ test-maxtext:
 	$(MAKE) VENV=.venv-maxtext .venv-maxtext/.maxtext
 	JAX_FP4_REQUIRE_ALL=1 .venv-maxtext/bin/python -m pytest -m maxtext --timeout 7200 $(ARGS)
 
-# Mutants of kernels that others have compiled: which of them the PTX machine catches.
+# Mutants of our kernels and of those that Triton compiles: exactly the derived ones survive.
 test-mutation: $(VENV)/.test
 	JAX_FP4_REQUIRE_ALL=1 $(BIN)/python -m pytest -m mutation -s --timeout 7200 $(ARGS)
 

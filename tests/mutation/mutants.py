@@ -4,8 +4,9 @@ A mutation is text to text, so that it needs no knowledge of the machine that ju
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # The first group is the guard. What is removed outright; a label before the instruction stays.
 _GUARD = r"(@!?%?\w+\s+)?"
@@ -39,12 +40,14 @@ class Mutant:
         line: of the PTX text.
         instruction: as it was.
         ptx: the whole changed text; it has as many lines as before.
+        number: among the mutants with its key, in the order of the lines, from 1 on.
     """
 
     kind: str
     line: int
     instruction: str
     ptx: str
+    number: int = 0
 
     @property
     def key(self) -> str:
@@ -92,4 +95,7 @@ def mutants(ptx: str) -> Iterator[Mutant]:
     ):
         for kind, new in _weaken(match[2]):
             found.append(changed(match, kind, (match[1] or "") + new))
-    yield from sorted(found, key=lambda m: (m.line, m.kind))
+    seen = Counter[str]()
+    for mutant in sorted(found, key=lambda m: (m.line, m.kind)):
+        seen[mutant.key] += 1
+        yield replace(mutant, number=seen[mutant.key])

@@ -320,6 +320,7 @@ def amax(
     placement: Placement = _WHOLE,
     fingerprint: bool = True,
     resident: int = 4,
+    max_z: int = _MAX_GRID_YZ,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Amax and rotated amax [examples * leads], fingerprint [examples] of an x as for `quantize`.
 
@@ -331,6 +332,7 @@ def amax(
         placement: of every example.
         fingerprint: whether it is wanted; otherwise it comes back as zeros.
         resident: about how many CTAs to launch.
+        max_z: CTAs in z, at most.
     """
     machine = device.machine()
     x4 = x if x.ndim == 4 else x[None]
@@ -346,7 +348,8 @@ def amax(
     )  # fmt: skip
     kind = {None: "", 1: "rotated_cols_", 0: "rotated_rows_"}[rotate_axis]
     across = -(-cols // 64)
-    grid = _grid(across, min(-(-resident // max(across * matrices, 1)), -(-rows // 128)), matrices)
+    columns = min(-(-resident // max(across * matrices, 1)), -(-rows // 128))
+    grid = _grid(across, columns, min(matrices, max_z))
     device.launch(f"amax_{kind}{8 * x.dtype.itemsize}", grid, 256, params, machine)
     return tuple(o.check().view(np.uint32) for o in (plain, rotated, prints))  # type: ignore[return-value]
 

@@ -1,11 +1,11 @@
 // cp.async (PTX ISA 9.7.9.25.3): copies of 4, 8 or 16 bytes from global to shared memory that happen at any
 // time until the thread waits for them.
 //
-// The source is read when chance, drawn from the schedule's seed at every later cp.async instruction of the
-// warp, says so, or when the lanes wait (wait_all, wait_group). The destination is written at the wait, and
-// until then counts as not written. For the race checker an instruction's copies are a write by a slot of the
-// asynchronous operations (machine/async.h) that happens when it is issued and that the warp knows of once it
-// has waited: whoever touches the bytes before, and be it the warp itself, races with it.
+// The source is read at the issue or when the lanes wait (wait_all, wait_group), as the schedule's seed says for
+// each lane. The destination is written at the wait, and until then counts as not written. For the race checker
+// an instruction's copies are a write by a slot of the asynchronous operations (machine/async.h) that happens
+// when it is issued and that the warp knows of once it has waited: whoever touches the bytes before, and be it
+// the warp itself, races with it.
 #include <algorithm>
 
 #include "sim/machine/async.h"
@@ -37,12 +37,6 @@ void finish(Warp& w, AsyncCopy& copy) {
   std::memcpy(to, copy.data, copy.bytes);
 }
 
-// Each copy of these lanes that has not read its source does so with probability 1/4.
-void read_by_chance(Warp& w, u32 mask) {
-  for (AsyncCopy& copy : w.copies)
-    if (!copy.read && (mask >> copy.lane & 1) && w.launch->random() % 4 == 0) read_source(w, copy);
-}
-
 // Ends the copies of these lanes: all but those of the `keep_groups` groups committed last (kNoIndex: all,
 // also uncommitted ones).
 void drain(Warp& w, u32 mask, u32 keep_groups) {
@@ -62,19 +56,31 @@ void drain(Warp& w, u32 mask, u32 keep_groups) {
   w.copies = std::move(left);
 }
 
-// The destination from the issue on. Where it is out of bounds, finish() says so.
-void claim(Warp& w, const Code& c, const AsyncCopy& copy, const Accessor& by) {
-  forget(w, Space::shared, copy.destination, copy.bytes);
+// The destinations of one instruction from its issue on. Where they are out of bounds, finish() says so.
+void claim(Warp& w, const Code& c, const AsyncCopy* copies, std::size_t count, const Accessor& by) {
   Cta& cta = *w.cta;
-  const u64 offset = (copy.destination & kSharedOffsetMask) - kSharedReserved;
-  if (!cta.races || rank_of(copy.destination) != cta.rank || offset > cta.shared.size() ||
-      offset + copy.bytes > cta.shared.size())
-    return;
-  const RaceConflict conflict = cta.races->write(offset, copy.bytes, by);
-  if (!conflict.found) return;
-  report_conflict({w, c, copy.lane}, conflict, false,
-                  "copy of " + std::to_string(copy.bytes) + " bytes to the shared memory at " +
-                      std::to_string(copy.destination));
+  const u32 bytes = copies->bytes;
+  std::array<u32, kLanes> offsets{};
+  u32 inside = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const AsyncCopy& copy = copies[i];
+    forget(w, Space::shared, copy.destination, bytes);
+    const u64 offset = (copy.destination & kSharedOffsetMask) - kSharedReserved;
+    if (rank_of(copy.destination) != cta.rank || offset % bytes != 0 ||
+        offset > cta.shared.size() || offset + bytes > cta.shared.size())
+      continue;
+    offsets[copy.lane] = static_cast<u32>(offset);
+    inside |= 1u << copy.lane;
+  }
+  if (!cta.races || cta.races->write_lanes(offsets.data(), inside, bytes, by)) return;
+  for (; inside != 0; inside &= inside - 1) {
+    const int lane = std::countr_zero(inside);
+    const RaceConflict conflict = cta.races->write(offsets[lane], bytes, by);
+    if (!conflict.found) continue;
+    report_conflict({w, c, lane}, conflict, false,
+                    "copy of " + std::to_string(bytes) + " bytes to byte " +
+                        std::to_string(offsets[lane]) + " of the CTA's shared memory");
+  }
 }
 
 void copy_lanes(Warp& w, const Code& c, u32 mask) {
@@ -83,6 +89,7 @@ void copy_lanes(Warp& w, const Code& c, u32 mask) {
   const u32 slot = static_cast<u32>(w.launch->random() % kAsyncSlots);
   const u32 agent = 2 * w.launch->warps_of_cluster() + slot;
   const u32 time = ++w.cta->cluster->slot_times[slot];
+  const u32 early = static_cast<u32>(w.launch->random());  // lanes that read now
   Clocks known = w.clocks;
   known.seen[agent] = time;
   const Accessor by{agent, make_epoch(agent, time), known, pc};
@@ -101,15 +108,15 @@ void copy_lanes(Warp& w, const Code& c, u32 mask) {
     copy.group = w.copy_groups[lane];
     copy.agent = agent;
     copy.time = time;
-    claim(w, c, copy, by);
+    if (early >> lane & 1) read_source(w, copy);
     w.copies.push_back(copy);
   }
-  read_by_chance(w, mask);
+  const std::size_t count = static_cast<std::size_t>(std::popcount(mask));
+  if (count != 0) claim(w, c, &w.copies[w.copies.size() - count], count, by);
 }
 
 void commit_group(Warp& w, const Code&, u32 mask) {
   for (u32 rest = mask; rest != 0; rest &= rest - 1) ++w.copy_groups[std::countr_zero(rest)];
-  read_by_chance(w, mask);
 }
 
 void wait_group(Warp& w, const Code& c, u32 mask) {

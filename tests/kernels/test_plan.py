@@ -113,6 +113,7 @@ def test_every_product_of_groups_has_a_plan(
     assume(groups * max(rows * n, rows * k, n * k) <= 1 << 48)  # what a plan takes
     by_rows = grouping == "rows"
     shape = (groups, rows, n, k) if by_rows else (groups, n, k, rows)
+    assume(groups * -(-shape[1] // 128) * -(-shape[2] // 64) < 1 << 31)  # what a grid holds
     options = (formats, layout, (False, by_rows), "float32", chip, 148, grouping)
     chosen = plan(shape, *options)
     limit = _native.gemm_workspace(

@@ -40,21 +40,9 @@ nb::list parameters(const sim::LoadedModule& module, const std::string& entry) {
 // The cycle model's results, or None. Intervals: (track, CTA, warp, line, begin, end, name).
 nb::object timing(const sim::LaunchReport& report) {
   if (!report.timing) return nb::none();
-  const sim::costs::Timing::Summary& s = *report.timing;
   nb::dict d;
-  d["cycles"] = s.cycles;
-  d["seconds"] = s.seconds;
-  d["sms"] = s.sms;
-  d["used_sms"] = s.used_sms;
-  d["ctas_per_sm"] = s.ctas_per_sm;
-  d["tensor_busy"] = s.tensor_busy;
-  d["tensor_busy_steady"] = s.tensor_busy_steady;
-  d["issue_busy"] = s.issue_busy;
-  d["l2_read"] = s.l2_read;
-  d["l2_written"] = s.l2_written;
-  d["dram_read"] = s.dram_read;
-  d["dram_written"] = s.dram_written;
-  d["waits"] = s.waits;
+  sim::costs::for_each_result(*report.timing,
+                              [&](const char* name, const auto& value) { d[name] = value; });
   constexpr const char* kTracks[] = {"warp",        "wait",    "tensor",
                                      "tensor copy", "copy in", "copy out"};
   nb::list intervals, ctas;

@@ -93,10 +93,11 @@ class Timing:
         sms: multiprocessors of the chip.
         used_sms: that had a CTA.
         ctas_per_sm: that fit.
-        tensor_busy: share of `cycles` for which the tensor cores of the used SMs multiply.
+        tensor_busy: share of `cycles` for which the tensor cores of the used SMs multiply, for
+            tcgen05.mma or mma.sync.
         tensor_busy_steady: the same between an SM's first MMA and its last.
         issue_busy: share of the issue slots of the used SMs that are used.
-        l2_read: bytes of sectors read from L2.
+        l2_read: bytes of sectors read from L2; a multicast reads once.
         l2_written: bytes of sectors written to L2.
         dram_read: bytes of sectors that L2 did not hold.
         dram_written: bytes of sectors written.

@@ -16,6 +16,8 @@ from support.tensor_memory import with_tensor_memory
 # csrc/sim/costs/constants.h
 ARITHMETIC_LATENCY = 4
 INTEGER_CYCLES = 2
+BARRIER_LATENCY = 20
+TRY_WAIT_CYCLES = 20
 SHARED_LATENCY = 29
 SHARED = ".shared .align 1024 .b8 s[16384];"
 X = ".param .u64 x"
@@ -124,6 +126,104 @@ def test_a_barrier_waits_for_the_last() -> None:
     assert list(waits) == [0]
     assert waits[0] == pytest.approx(400 * ARITHMETIC_LATENCY, abs=50)
     assert t.waits == {"a named barrier": waits[0]}
+
+
+MBARRIER = ".shared .align 8 .b64 b; mov.u32 r1, b; mbarrier.init.shared.b64 [r1], 1;"
+TRY = "mbarrier.try_wait.parity.shared.b64 p, [r1], 0"
+
+
+@pytest.mark.parametrize(
+    ("hint", "cycles_waited"),
+    [("", TRY_WAIT_CYCLES), (", 1000", 1965)],  # nanoseconds, at 1.965 GHz
+)
+def test_a_try_wait_gives_up(hint: str, cycles_waited: int) -> None:
+    """One that looks ahead says no when its time is up, and the warp goes on."""
+    out = np.zeros(4, np.uint64)
+    timing(
+        f"{MBARRIER} ld.param.u64 a0, [x]; mov.u64 a1, %clock64; {TRY}{hint};"
+        "selp.u64 a3, 1, 0, p; mov.u64 a2, %clock64; st.global.u64 [a0], a1;"
+        "st.global.u64 [a0+8], a2; st.global.u64 [a0+16], a3;"
+        f"mbarrier.arrive.shared.b64 _, [r1]; {TRY}; selp.u64 a3, 1, 0, p;"
+        "st.global.u64 [a0+24], a3;",
+        out,
+        parameters=X,
+        block=1,
+    )
+    assert out[2:].tolist() == [0, 1]
+    latency = BARRIER_LATENCY + SHARED_LATENCY
+    assert cycles_waited + latency <= int(out[1] - out[0]) <= cycles_waited + latency + 8
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["@!p bra L;", "selp.u32 r5, 1, 0, p; setp.eq.u32 p, r5, 0; @p bra L;"],
+    ids=["predicate", "register"],
+)
+def test_a_loop_around_a_try_wait_waits(again: str) -> None:
+    """It is tried twice however long it takes, and without an end it is a deadlock."""
+    loop = f"L: {TRY}; {again}"
+    late = (
+        f"mov.u32 r0, %tid.x; setp.eq.u32 q, r0, 0; @!q bra I; {MBARRIER} I: bar.sync 0;"
+        "mov.u32 r1, b; setp.ge.u32 q, r0, 32; @!q bra L;"
+        + "add.u32 r0, r0, r0;" * 400
+        + f"elect.sync _|q, -1; @q mbarrier.arrive.shared.b64 _, [r1]; bra E; {loop} E:"
+    )
+    machine = sim.Machine("100a", costs=sim.CostModel(time=True))
+    costs = run(late, block=64, machine=machine).costs
+    assert costs is not None and costs.timing is not None
+    # An init, an arrival, a try that gives up and one that waits.
+    assert costs.counts["opcodes"]["mbarrier"] == 4
+    assert costs.timing.waits["an mbarrier"] == pytest.approx(400 * ARITHMETIC_LATENCY, abs=100)
+    with pytest.raises(sim.SimulationError, match="deadlock"):
+        run(f"{MBARRIER} {loop}", block=1, machine=machine)
+
+
+def test_a_multicast_leaves_l2_once() -> None:
+    """The same 1 KiB for two CTAs, by a copy of each or by one for both."""
+    copy = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+    def l2_read(copies: str) -> int:
+        barrier = "barrier.cluster.arrive; barrier.cluster.wait;"
+        body = (
+            f"{SHARED} {MBARRIER} mov.u32 r2, s; mov.u32 r3, %cluster_ctarank;"
+            "mbarrier.arrive.expect_tx.shared.b64 _, [r1], 1024; ld.param.u64 a0, [x];"
+            f"fence.mbarrier_init.release.cluster; {barrier} {copies}"
+            f"L: {TRY}; @!p bra L; {barrier}"
+        )
+        return timing(
+            body, np.zeros(1024, np.uint8), parameters=X, block=1, grid=2, cluster=2
+        ).l2_read
+
+    once = f"setp.eq.u32 q, r3, 0; mov.b16 h0, 3; @q {copy}.multicast::cluster"
+    assert l2_read(f"{copy} [r2], [a0], 1024, [r1];") == 2048
+    assert l2_read(f"{once} [r2], [a0], 1024, [r1], h0;") == 1024
+
+
+@pytest.mark.parametrize("warps", [1, 4])
+def test_tensor_cores_of_mma_sync(warps: int) -> None:
+    """Each warp keeps a quarter of them busy; without data sums stay as they are."""
+    step = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {f0, f1, f2, f3}, {r0, r0, r0, r0},"
+        "{r0, r0}, {f0, f0, f0, f0};"
+    )
+    each = 2 * 16 * 8 * 16 / 512  # cycles: a quarter of 2048 FLOP
+    results = []
+    for data in (True, False):
+        out = np.zeros(1, np.float32)
+        machine = sim.Machine("100a", costs=sim.CostModel(time=True, data=data))
+        costs = run(
+            # Sums of a step are those of the one before: its latency is waited for.
+            f"mov.u32 r0, 0x3C003C00; mov.f32 f0, 0f00000000; ld.param.u64 a0, [x]; {step * 50}"
+            "st.global.f32 [a0], f0;",
+            out, parameters=X, block=32 * warps, machine=machine,
+        ).costs  # fmt: skip
+        assert costs is not None and costs.timing is not None
+        # From the first to the end of the last: 50 latencies of 33 + 8 cycles, but for the last's.
+        span = 49 * (33 + each) + each
+        assert costs.timing.tensor_busy_steady == pytest.approx(warps / 4 * 50 * each / span)
+        results.append((costs.timing.cycles, out[0]))
+    assert results[0][0] == results[1][0]
+    assert [value for _, value in results] == [50 * 16, 0]
 
 
 def mmas(m: int, n: int, count: int, group: int = 1) -> tuple[str, dict]:

@@ -83,6 +83,13 @@ inline constexpr u32 kBranchLatency =
 inline constexpr u32 kBarrierLatency =
     20;  // from the last arrival until a waiting warp goes on [assume]
 
+// After which an mbarrier.try_wait without a hint gives up ("system-dependent time limit", PTX ISA). Nothing public
+// says how long that is; CUTLASS uses the instruction to look ahead while there is work to be issued, so it is
+// short beside a stage of a product [assume].
+inline constexpr u32 kTryWaitCycles = 20;
+// A warp that tries again within so many cycles is in a loop that waits: it then waits until the phase completes.
+inline constexpr u32 kTryAgainCycles = 100;
+
 // ---- Shared memory: 32 banks of 4 bytes, one wavefront a cycle [spec].
 
 inline constexpr u32 kBanks = 32;

@@ -37,9 +37,10 @@ MemoryModel::Touched MemoryModel::touch(u32 sm, const std::vector<AsyncWork::Ran
   return result;
 }
 
-double MemoryModel::read(u32 sm, double now, const std::vector<AsyncWork::Range>& ranges) {
+double MemoryModel::read(u32 sm, double now, const std::vector<AsyncWork::Range>& ranges,
+                         bool repeated) {
   const Touched touched = touch(sm, ranges);
-  l2_read += touched.bytes;
+  if (!repeated) l2_read += touched.bytes;
   dram_read += touched.missing;
   Port& port = ports_[sm];
   const double begin = std::max(now, port.in);

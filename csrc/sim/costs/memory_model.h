@@ -20,7 +20,9 @@ class MemoryModel {
   MemoryModel(const ChipConstants& chip, u32 sms);
 
   // When the last byte of a read that enters the port at `now` is in the SM.
-  double read(u32 sm, double now, const std::vector<AsyncWork::Range>& ranges);
+  // `repeated`: by another SM's copy, of a multicast, which L2 has sent once.
+  double read(u32 sm, double now, const std::vector<AsyncWork::Range>& ranges,
+              bool repeated = false);
   // When the last byte of a write is in L2.
   double write(u32 sm, double now, const std::vector<AsyncWork::Range>& ranges);
   // Until when the SM's writes occupy its port.

@@ -53,6 +53,7 @@ void Timing::step() {
     case Event::Kind::warp: run(*event.warp); break;
     case Event::Kind::start: start_pipe(*event.warp); break;
     case Event::Kind::perform: perform(*event.operation); break;
+    case Event::Kind::expire: expire(event); break;
   }
 }
 
@@ -84,6 +85,26 @@ void Timing::wake(Warp& warp) {
   push(Event::Kind::warp, time.next, &warp, nullptr);
 }
 
+// A try_wait has waited long enough, unless what it waits for has come meanwhile.
+void Timing::expire(const Event& event) {
+  WarpTime* const time = warps_[event.waiter].get();
+  if (!time || time->expires != event.number) return;
+  for (Fragment& f : time->warp->fragments) {
+    if (f.state != FragmentState::blocked || f.waits_for != kWaitsForMbarrier) continue;
+    f.expired = true;
+    time->gave_up = f.pc;
+    time->gave_up_at = now_;
+    time->warp->wake(f);
+  }
+}
+
+// For how long a try_wait waits: its hint in nanoseconds says so, or the hardware.
+double Timing::patience(const Warp& warp, const Code& code) const {
+  if (code.src[2] == kNoSlot) return kTryWaitCycles;
+  const int lane = std::countr_zero(warp.fragments[warp.current].mask);
+  return warp.in(code.src[2])[lane] * 1e-9 * chip_.clock_hz;
+}
+
 void Timing::perform(AsyncOperation& operation) {
   for (std::size_t i = 0; i < launch_.pending.size(); ++i) {
     if (launch_.pending[i].get() != &operation) continue;
@@ -112,6 +133,7 @@ void Timing::place(Cluster& cluster) {
       time->ready.assign(std::size_t{launch_.program->blocks} + launch_.program->predicates + 1, 0);
       time->next = time->started = begin;
       time->cta = number;
+      time->warp = warp.get();
       warps_[warp->number] = std::move(time);
     }
   }
@@ -206,7 +228,15 @@ void Timing::issued(Warp& warp, const Code& code, u32 pc, u32 mask, const Instru
   WarpTime& time = of(warp);
   const Fragment& f = warp.fragment();
   const auto begin_wait = [&] {
-    if (time.waiting_since < 0) time.waiting_since = now_;
+    if (time.waiting_since < 0) {
+      time.waiting_since = now_;
+      const bool loops = time.gave_up == pc && now_ <= time.gave_up_at + kTryAgainCycles;
+      if (f.waits_for == kWaitsForMbarrier && !loops) {
+        time.expires = event_number_++;
+        events_.push({Event::Kind::expire, now_ + patience(warp, code), time.expires, nullptr,
+                      nullptr, warp.number});
+      }
+    }
     time.waits_for = f.waits_for;
     time.waiting_line = code.line;
   };
@@ -223,6 +253,7 @@ void Timing::issued(Warp& warp, const Code& code, u32 pc, u32 mask, const Instru
            what);
     }
     time.waiting_since = -1;
+    time.expires = 0;
   }
   const Program& program = *launch_.program;
   double done = now_;
@@ -244,6 +275,10 @@ void Timing::issued(Warp& warp, const Code& code, u32 pc, u32 mask, const Instru
                           : cost.warp_mma_bits == 16 ? chip_.warp_mma_16
                                                      : chip_.warp_mma_16 / 2;
       cycles = cost.warp_mma_flop / (rate / kSubPartitions);
+      Sm& sm = sm_of(warp);
+      if (sm.first_mma < 0) sm.first_mma = now_;
+      sm.last_mma = now_ + cycles;
+      sm.tensor_busy += cycles / kSubPartitions;
     }
     part.issue = now_ + cost.slots;
     part.busy += cost.slots;
@@ -279,7 +314,7 @@ void Timing::operation(AsyncOperation& operation, AsyncWork work, bool again) {
       Sm& sm = sm_of(warp);
       const Cta& to = *warp.cta->cluster->ctas[static_cast<u32>(std::countr_zero(work.ctas))];
       const double begin = sm.copies = std::max(now_, sm.copies) + kBulkIssueCycles;
-      const double done = memory_.read(to.sm, begin, work.global) + kBulkLatency;
+      const double done = memory_.read(to.sm, begin, work.global, work.repeated) + kBulkLatency;
       note(Interval::Track::copy_in, of(*to.warps[0]).cta, warp, line, begin, done, "copy in");
       push(Event::Kind::perform, done, &warp, &operation);
       return;

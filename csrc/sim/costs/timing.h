@@ -13,7 +13,8 @@
 //               shared memory, whichever is longer, wavefronts of warps meanwhile added to the latter, and has the
 //               tensor cores of its CTAs for itself. tcgen05.cp goes beside the MMA before it; the MMA behind it waits for it
 //   waiting     who waits at a barrier goes on some cycles after it completes; arrivals themselves take no time,
-//               those in another CTA neither
+//               those in another CTA neither. A try_wait says no when its time limit has passed, but not to a
+//               loop around it
 //   a CTA       has a place on an SM: the CTAs of a cluster on neighbouring ones. Grids follow each other
 //
 // Constants and their sources: constants.h. What is not modelled: docs/simulator.md.
@@ -113,16 +114,21 @@ class Timing {
     double waiting_since = -1;
     std::string_view waits_for;
     u32 waiting_line = 0;
+    u64 expires = 0;  // number of the event at which it stops waiting; 0: none
+    u32 gave_up = 0;  // the try_wait that has said no, and when
+    double gave_up_at = -1e9;
     double started = 0;
     Pipe pipe;
     u32 cta = 0;
+    Warp* warp = nullptr;
   };
   struct Event {
-    enum class Kind : u8 { warp, start, perform } kind;
+    enum class Kind : u8 { warp, start, perform, expire } kind;
     double time;
     u64 number;
     Warp* warp;
     AsyncOperation* operation;
+    u32 waiter = 0;  // expire: the number of a warp that may be gone
     bool operator>(const Event& other) const {
       return time != other.time ? time > other.time : number > other.number;
     }
@@ -134,11 +140,13 @@ class Timing {
   void push(Event::Kind kind, double time, Warp* warp, AsyncOperation* operation);
   void run(Warp& warp);
   void perform(AsyncOperation& operation);
+  void expire(const Event& event);
   void start_pipe(Warp& warp);
   void advance_pipe(Warp& warp);
   double multiply(Warp& warp, const AsyncWork& work);
   double tensor_rate(const AsyncWork& work) const;
   double memory_ready(Warp& warp, const InstructionCost& cost, const MemoryAccess& access);
+  double patience(const Warp& warp, const Code& code) const;
   void note(Interval::Track track, u32 cta, const Warp& warp, u32 line, double begin, double end,
             std::string_view name);
   void finish(Warp& warp);
@@ -151,7 +159,7 @@ class Timing {
   std::vector<u32> used_;  // places of each group of SMs
   std::vector<std::unique_ptr<WarpTime>> warps_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  u64 event_number_ = 0;
+  u64 event_number_ = 1;
   double now_ = 0, last_ = 0;
   std::map<std::string, double> waits_;
   std::vector<Interval> intervals_;
@@ -159,5 +167,23 @@ class Timing {
   std::vector<AsyncWork::Range> ranges_;
   double copy_read_ = 0, copy_done_ = 0;  // of the latest copy out of shared memory
 };
+
+// Calls visit(name, value) for each result.
+template <class Visit>
+void for_each_result(const Timing::Summary& s, Visit&& visit) {
+  visit("cycles", s.cycles);
+  visit("seconds", s.seconds);
+  visit("sms", s.sms);
+  visit("used_sms", s.used_sms);
+  visit("ctas_per_sm", s.ctas_per_sm);
+  visit("tensor_busy", s.tensor_busy);
+  visit("tensor_busy_steady", s.tensor_busy_steady);
+  visit("issue_busy", s.issue_busy);
+  visit("l2_read", s.l2_read);
+  visit("l2_written", s.l2_written);
+  visit("dram_read", s.dram_read);
+  visit("dram_written", s.dram_written);
+  visit("waits", s.waits);
+}
 
 }  // namespace jax_fp4::sim::costs

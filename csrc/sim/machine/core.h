@@ -80,8 +80,9 @@ struct Fragment {
   u32 pc = 0;
   u32 mask = 0;
   FragmentState state = FragmentState::ready;
-  bool again = false;  // blocked: the instruction is tried anew when it wakes
-  u32 needed = 0;      // converging: the lanes that must come together
+  bool again = false;    // blocked: the instruction is tried anew when it wakes
+  bool expired = false;  // it was blocked for as long as the instruction waits
+  u32 needed = 0;        // converging: the lanes that must come together
   std::string_view waits_for;
   std::vector<u32> stack;  // call sites, outermost first
 };
@@ -319,7 +320,7 @@ struct CostOptions {
   bool count = false;
   bool time = false;      // cycles; the schedule is then that of the modelled times
   bool timeline = false;  // intervals of warps and engines
-  bool data = true;       // asynchronous engines move bytes and multiply
+  bool data = true;       // asynchronous engines move bytes, tensor cores multiply
   u32 sms = 0;            // 0: the chip's
   u32 ctas_per_sm = 0;    // 0: as many as shared memory and threads allow
 };

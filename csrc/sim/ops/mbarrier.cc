@@ -3,6 +3,8 @@
 // The object: machine/async.h.
 //
 // The race checker sees every operation as an atomic access that acquires or releases the barrier's clock.
+#include <utility>
+
 #include "sim/machine/async.h"
 #include "sim/ops/lanes.h"
 
@@ -59,7 +61,8 @@ void change(Warp& w, const Code& c, u32 mask) {
 }
 
 // test_wait and try_wait: true once the phase has completed. try_wait may give other warps their turn
-// before it says no; a waiting fragment is woken when a phase completes.
+// before it says no; a waiting fragment is woken when a phase completes, and with the cycle model when its
+// time is up.
 void wait(Warp& w, const Code& c, u32 mask) {
   const bool by_parity = static_cast<Operation>(c.variant & 0xFF) == Operation::parity;
   u32 done = 0;
@@ -73,7 +76,8 @@ void wait(Warp& w, const Code& c, u32 mask) {
     if (!(c.variant & kRelaxed)) object.acquire(w);
   }
   w.set_predicate(c.dst[0], mask, done);
-  if (done == 0 && (c.variant & kBlocks) && mask == w.fragment().mask) {
+  const bool expired = std::exchange(w.fragment().expired, false);
+  if (done == 0 && (c.variant & kBlocks) && mask == w.fragment().mask && !expired) {
     w.block_and_retry(c, kWaitsForMbarrier);
   } else if (done != mask) {
     w.end_turn = true;

@@ -186,7 +186,7 @@ void add_singly(const Operands& o, BlockScale kind, int used, Element element_a,
 }
 
 void mma_lanes(Warp& w, const Code& c, u32 mask) {
-  if (!w.converged(c, mask)) return;
+  if (!w.converged(c, mask) || !w.launch->spec.costs.data) return;
   const Program& program = *w.launch->program;
   const Form& form = program.forms[c.form];
   const Element element_a = element_of(form.type(1)), element_b = element_of(form.type(2));

@@ -99,7 +99,7 @@ bool add_steps(const Operands& o, const MmaCore& core, int k, int fraction_bits,
 }
 
 void multiply_floats(Warp& w, const Code& c, u32 mask) {
-  if (!w.converged(c, mask)) return;
+  if (!w.converged(c, mask) || !w.launch->spec.costs.data) return;
   const Program& program = *w.launch->program;
   const Form& form = program.forms[c.form];
   const u32* slots = program.slots.data();
@@ -140,7 +140,7 @@ void multiply_floats(Warp& w, const Code& c, u32 mask) {
 }
 
 void multiply_integers(Warp& w, const Code& c, u32 mask) {
-  if (!w.converged(c, mask)) return;
+  if (!w.converged(c, mask) || !w.launch->spec.costs.data) return;
   const Program& program = *w.launch->program;
   const Form& form = program.forms[c.form];
   const u32* slots = program.slots.data();

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "sim/costs/constants.h"
 #include "sim/cuda_shim_state.h"
 
 namespace jax_fp4::sim {
@@ -91,7 +92,12 @@ std::vector<CUcontext>& thread_contexts() {
 }
 
 ShimState::ShimState(ShimOptions given) : options(std::move(given)) {
-  for (std::string& sm : options.devices) sm = Machine(sm).sm();  // refuses what is no chip
+  for (std::string& sm : options.devices) {
+    sm = Machine(sm).sm();  // refuses what is no chip
+    if (!options.costs.empty() && !costs::constants_of(chip_of(sm).number))
+      throw std::invalid_argument("JAX_FP4_SIM_COSTS: the cycle model has no constants for sm_" +
+                                  sm);
+  }
   primary.resize(options.devices.size());
 }
 
@@ -139,6 +145,11 @@ const std::string& ShimState::chip(CUdevice device) const {
                                                   std::to_string(options.devices.size()) +
                                                   ", got " + std::to_string(device));
   return options.devices[static_cast<std::size_t>(device)];
+}
+
+u32 ShimState::multiprocessors(CUdevice device) const {
+  const std::string& sm = chip(device);
+  return options.costs.empty() ? kMultiprocessors : costs::constants_of(chip_of(sm).number)->sms;
 }
 
 Context& ShimState::context_of(CUcontext handle) const {
@@ -315,6 +326,7 @@ ShimOptions shim_options_from_environment() {
       throw std::invalid_argument("JAX_FP4_SIM_SEED: expected a number, got '" + std::string(seed) +
                                   "'");
   }
+  if (const char* costs = std::getenv("JAX_FP4_SIM_COSTS")) options.costs = costs;
   return options;
 }
 

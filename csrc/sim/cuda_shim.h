@@ -70,11 +70,14 @@ struct ShimOptions {
   u64 seed = 0;                                 // of every launch's schedule
   u64 max_instructions = u64{1} << 33;          // of a launch, which then ends as a timeout
   Checks checks;
+  // A file to which every launch appends what the cycle model says of it (cuda_shim_costs.cc); empty: nothing
+  // is modelled. A device then has its chip's number of multiprocessors, and kernels run without data.
+  std::string costs;
 };
 
 // "100a,120a" -> {"100a", "120a"}
 std::vector<std::string> split_devices(const std::string& names);
-// JAX_FP4_SIM_DEVICES="100a,120a" and JAX_FP4_SIM_SEED. Throws std::invalid_argument.
+// JAX_FP4_SIM_DEVICES="100a,120a", JAX_FP4_SIM_SEED and JAX_FP4_SIM_COSTS. Throws std::invalid_argument.
 ShimOptions shim_options_from_environment();
 
 class ShimState;

@@ -28,8 +28,8 @@ int newest_ptx(int driver_version) {
 }
 
 u32 clusters_at_once(const std::string& chip, const Program& program, const LaunchSpec& spec) {
-  const u32 ctas = kMultiprocessors *
-                   ctas_per_multiprocessor(chip, program, spec.block.count(), spec.dynamic_shared);
+  const u32 ctas =
+      spec.sms * ctas_per_multiprocessor(chip, program, spec.block.count(), spec.dynamic_shared);
   return static_cast<u32>(ctas / spec.cluster.count());
 }
 
@@ -171,7 +171,8 @@ int device_attribute(const ShimState& state, CUdevice device, CUdevice_attribute
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR: return 65536;
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE: return kLanes;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: return kMultiprocessors;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      return static_cast<int>(state.multiprocessors(device));
     case CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT:
     case CU_DEVICE_ATTRIBUTE_INTEGRATED:
     case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
@@ -261,7 +262,8 @@ void set_function_attribute(const ShimState& state, ShimFunction& function,
 
 KernelLaunch make_launch(const ShimState& state, const ShimFunction& function,
                          const CUlaunchConfig& config) {
-  const std::string& chip = state.chip(function.module->context->device);
+  const CUdevice device = function.module->context->device;
+  const std::string& chip = state.chip(device);
   const bool clusters = chip_of(chip).number >= 90;
   const Program& program = function.program();
   KernelLaunch launch = {function.handle, function.entry, {}, false};
@@ -272,7 +274,8 @@ KernelLaunch make_launch(const ShimState& state, const ShimFunction& function,
   spec.seed = state.options.seed;
   spec.max_instructions = state.options.max_instructions;
   spec.checks = state.options.checks;
-  spec.sms = kMultiprocessors;
+  spec.sms = state.multiprocessors(device);
+  if (!state.options.costs.empty()) spec.costs = {.count = true, .time = true, .data = false};
   check_sizes(spec);
   apply_attributes(config, spec, launch.programmatic);
   if (spec.cluster.count() == 0)

@@ -31,7 +31,8 @@ struct ApiError : std::runtime_error {
 struct Context;
 
 // The model of a device. Few multiprocessors make persistent kernels take several turns even on small
-// problems; what a query promises to be resident at once is what a launch runs at once.
+// problems; with the cycle model a device has as many as its chip. What a query promises to be resident at
+// once is what a launch runs at once.
 inline constexpr u32 kMultiprocessors = 16;
 inline constexpr u32 kCtasPerMultiprocessor = 4;
 // Dynamic shared memory of a kernel that has not asked for more (CUDA programming guide).
@@ -153,6 +154,7 @@ class ShimState {
 
   // These check their argument and throw.
   const std::string& chip(CUdevice device) const;
+  u32 multiprocessors(CUdevice device) const;
   Context& context_of(CUcontext handle) const;
   Stream& stream_of(CUstream handle);
   ShimModule& module_of(CUmodule handle) const;
@@ -203,6 +205,7 @@ class ShimState {
 
  private:
   void run(Context& context, const std::vector<KernelLaunch>& chain);
+  void append_costs(const std::string& entry, const LaunchReport& report);  // cuda_shim_costs.cc
   void execute(Context& context, const CopyOperation& copy);
   void execute(Context& context, const FillOperation& fill);
   template <class Visit>

@@ -96,7 +96,8 @@ void ShimState::submit(Stream& stream, Operation operation) {
   }
   wait_for_others(stream);
   if (auto* launch = std::get_if<KernelLaunch>(&operation)) {
-    if (!launch->programmatic) drain(stream);
+    // Under the cycle model grids follow each other.
+    if (!launch->programmatic || !options.costs.empty()) drain(stream);
     stream.chain.push_back(std::move(*launch));
     return;
   }
@@ -126,6 +127,7 @@ void ShimState::run(Context& context, const std::vector<KernelLaunch>& chain) {
   }
   for (const LaunchReport& done : context.machine->launch_chain(requests)) {
     for (const std::string& warning : done.warnings) warn(warning);
+    if (done.timing && !done.fault) append_costs(chain.front().entry, done);
     if (!done.fault || context.stuck) continue;
     fault_reports.push_back(done.fault->message);
     context.stuck.emplace(code_of(*done.fault),

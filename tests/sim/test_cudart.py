@@ -1,5 +1,6 @@
 """The stand-in CUDA runtime: a program as nvcc leaves it runs on the machine."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -47,6 +48,10 @@ def test_a_program_of_nvcc_runs(program: Path) -> None:
     [
         ({"JAX_FP4_SIM_SEED": "five"}, "JAX_FP4_SIM_SEED: expected a number, got 'five'"),
         ({"JAX_FP4_SIM_DEVICES": "gpu"}, "sm 'gpu' is no chip that is modelled"),
+        (
+            {"JAX_FP4_SIM_DEVICES": "90a", "JAX_FP4_SIM_COSTS": "costs"},
+            "JAX_FP4_SIM_COSTS: the cycle model has no constants for sm_90a",
+        ),
     ],
 )
 def test_wrong_settings_end_the_program(
@@ -62,4 +67,28 @@ def test_the_program_notices_what_is_wrong(program: Path) -> None:
     """On another device its expectations fail, so they do look at results."""
     done = run(program, JAX_FP4_SIM_DEVICES="100a,100a")
     assert done.returncode == 1
+    assert done.stdout.endswith("failed\n")
+
+
+def test_costs_of_launches(program: Path, tmp_path: Path) -> None:
+    """A line for each launch that ended, with counts that follow from the kernels."""
+    file = tmp_path / "costs"
+    devices = {"JAX_FP4_SIM_DEVICES": "100a,103a"}
+    run(program, **devices, JAX_FP4_SIM_COSTS=str(file))
+    launches = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [x["entry"] for x in launches] == ["add", "add", "add", "count", "add"]
+    add, count = launches[0], launches[3]
+    assert add["counts"]["global"] == {
+        "load_instructions": 4, "load_bytes": 512, "load_sectors": 16,
+        "store_instructions": 2, "store_bytes": 256, "store_sectors": 8,
+    }  # fmt: skip
+    assert count["counts"]["global"]["atomic_bytes"] == 4 * 4
+    # The device is a whole B200, and each pair of CTAs has SMs of its own.
+    assert [(x["timing"]["sms"], x["timing"]["used_sms"]) for x in (add, count)] == [
+        (148, 1), (148, 4),
+    ]  # fmt: skip
+    assert 0 < add["timing"]["cycles"] == pytest.approx(1.965e9 * add["timing"]["seconds"])
+    # Where they cannot be written, who waits for the launch gets an error.
+    done = run(program, **devices, JAX_FP4_SIM_COSTS=str(tmp_path / "none" / "costs"))
+    assert "JAX_FP4_SIM_COSTS: " in done.stderr and "cannot be written" in done.stderr
     assert done.stdout.endswith("failed\n")

@@ -3,8 +3,8 @@
 //
 //   nvcc -gencode arch=compute_100a,code=compute_100a -Xfatbin -compress-mode=none -cudart none ...
 //
-// The variables JAX_FP4_SIM_DEVICES and JAX_FP4_SIM_SEED are those of stand_ins/libcuda.cc. Signatures are those
-// of the runtime's ABI (cuda_runtime_api.h and crt/host_runtime.h of CUDA 12.9 and 13).
+// The variables JAX_FP4_SIM_* are those of stand_ins/libcuda.cc. Signatures are those of the
+// runtime's ABI (cuda_runtime_api.h and crt/host_runtime.h of CUDA 12.9 and 13).
 #include "sim/stand_ins/cudart.h"
 
 #include <cstdio>

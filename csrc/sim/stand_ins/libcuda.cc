@@ -3,6 +3,7 @@
 //
 //   JAX_FP4_SIM_DEVICES  chips, by ordinal: "100a,120a"; by default one "100a"
 //   JAX_FP4_SIM_SEED     of the schedules
+//   JAX_FP4_SIM_COSTS    file to which each launch appends what the cycle model says of it; without data
 //
 // What goes wrong is told on stderr as well. Functions named jax_fp4_sim_* are not the driver's: they
 // let a test set the device up, ask for errors and read reports.

@@ -1,22 +1,26 @@
 """What the PTX machine's cycle model says of our kernels. Every time that is printed is modelled.
 
-    python bench/modelled.py gemm        4096^3, ours beside kernels by other compilers
+    python bench/modelled.py gemm        4096^3, ours beside kernels by others, on sm_100 and sm_120
     python bench/modelled.py ratios      against published ratios (docs/simulator.md, "Costs")
     python bench/modelled.py quantize    rows and columns of a bf16 matrix in one pass
 
-No data are moved or multiplied, which takes one to three minutes a product. NVRTC compiles the
-kernels; NVIDIA's own is there if nvidia-cutlass-dsl and torch are installed, Triton's if Triton is.
+No data are moved or multiplied, which takes up to three minutes a product. NVRTC compiles our
+kernels; others' are there where their packages are installed (extras `test` and `foreign`).
+CUTLASS's examples take minutes to compile: `--programs` names a folder that keeps them.
 """
 
 import argparse
 import dataclasses
 import re
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from jax_fp4 import sim
+from jax_fp4._sim_costs import Costs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -64,9 +68,10 @@ def gemm(
     model: sim.CostModel = MODEL,
 ) -> sim.Report:
     """A product by our kernel."""
-    machine = sim.Machine("100a", costs=model)
+    machine = sim.Machine(variant.chip, costs=model)
     problem = Problem(variant, operand(m, k, variant.block), operand(n, k, variant.block), out)
-    module = machine.load(gemm_ptx(variant, stages))
+    sm100 = variant.family == "sm100"
+    module = machine.load(gemm_ptx(variant, stages) if sm100 else gemm_kernels.ptx(variant))
     return gemm_kernels.Run(problem, machine, module).launch()
 
 
@@ -88,16 +93,20 @@ def planned_gemm(plan: dict[str, object], m: int, n: int, k: int) -> list[sim.Re
     return machine.run(run.prepare())
 
 
-def triton_gemm(m: int, n: int, k: int) -> sim.Report:
-    """tl.dot_scaled with scales in the 128x4 layout, tiles of 128 x 128 x 256, f32 out."""
+def triton_gemm(m: int, n: int, k: int, chip: int = 100) -> sim.Report:
+    """tl.dot_scaled with scales in the 128x4 layout, f32 out.
+
+    Tiles of 128 x 128 x 256, on sm_120 of 128 x 128 x 128, which its shared memory has room for.
+    """
     from support import triton_kernels as kernels
 
     types = ("*u8", "*fp8e4nv", "*u8", "*fp8e4nv", "*fp32", "i32", "i32")
-    kernel = kernels.compiled(kernels.dot_fp4_tiled, 100, types, (128, 128, 256, 16))
+    tile_k = 256 if chip == 100 else 128
+    kernel = kernels.compiled(kernels.dot_fp4_tiled, chip, types, (128, 128, tile_k, 16))
     codes = [np.zeros((rows, k // 2), np.uint8) for rows in (m, n)]
     scales = [np.zeros((rows, k // 16), np.uint8) for rows in (m, n)]
     args = [codes[0], scales[0], codes[1], scales[1], np.zeros((m, n), np.float32), n, k]
-    return kernel.launch("100a", (m // 128, n // 128), args, 0, costs=MODEL)
+    return kernel.launch(f"{chip}a", (m // 128, n // 128), args, 0, costs=MODEL)
 
 
 def cute_gemm(ctas: int, m: int, n: int, k: int) -> sim.Report:
@@ -112,44 +121,75 @@ def cute_gemm(ctas: int, m: int, n: int, k: int) -> sim.Report:
 
 
 def print_gemm(
-    name: str, report: sim.Report, m: int, n: int, k: int, out_bytes: int, block: int = 16
+    name: str,
+    costs: Costs | None,
+    m: int,
+    n: int,
+    k: int,
+    tile: tuple[int, int],
+    out_bytes: int,
+    block: int = 16,
 ) -> float:
     """A row of the table; PFLOP/s, modelled."""
-    assert report.costs is not None
-    t = report.costs.timing
-    assert t is not None
+    assert costs is not None and costs.timing is not None
+    t, shared = costs.timing, costs.counts["shared"]
     rate = 2 * m * n * k / t.seconds / 1e15
-    # Each operand once, with its scales, and D.
-    least = (m + n) * (k // 2 + k // block) + m * n * out_bytes
-    traffic = (t.dram_read + t.dram_written) / least
+    row, d = k // 2 + k // block, m * n * out_bytes  # bytes of codes with their scales, and of D
+    dram = (t.dram_read + t.dram_written) / ((m + n) * row + d)
+    # Every tile reads its rows of A and B once.
+    l2 = (t.l2_read + t.l2_written) / ((m // tile[0]) * (n // tile[1]) * sum(tile) * row + d)
+    conflicts = shared["load_conflicts"] + shared["store_conflicts"]
+    wavefronts = shared["load_wavefronts"] + shared["store_wavefronts"]
     print(
-        f"{name:34} {t.seconds * 1e6:8.1f} us {rate:6.2f} PFLOP/s  tensor pipe busy "
-        f"{t.tensor_busy_steady:6.1%}  L2 reads {t.l2_read / 2**20:7.0f} MiB  "
-        f"DRAM / minimum {traffic:4.2f}",
+        f"{name:40} {tile[0]}x{tile[1]} {t.seconds * 1e6:6.1f} us {rate:5.2f} PFLOP/s, "
+        f"tensor pipe busy {t.tensor_busy_steady:4.0%}, L2 reads {t.l2_read / 2**20:4.0f} MiB, "
+        f"L2 traffic / tiles' minimum {l2:.3f}, DRAM / minimum {dram:.2f}, "
+        f"bank conflicts {conflicts / wavefronts:.1%}",
         flush=True,
     )
     return rate
 
 
-def run_gemm(size: int) -> None:
+def run_gemm(size: int, programs: Path) -> None:
     """Ours and others' at size^3."""
+    from support import cutlass_examples
+
     shape = (size, size, size)
-    print(f"NVFP4 {size}^3 on a B200 as modelled")
-    print_gemm("ours, pairs, 256x256, bf16", gemm(PAIR, *shape), *shape, 2)
-    print_gemm("ours, pairs, 256x128, bf16", gemm(Variant("nvfp4", 2, 128), *shape), *shape, 2)
-    print_gemm("ours, one CTA, 128x128, bf16", gemm(Variant("nvfp4", 1, 128), *shape), *shape, 2)
-    print_gemm("ours, pairs, 256x256, f32", gemm(PAIR, *shape, "f32"), *shape, 4)
-    for ctas in (1, 2):
+    wide, square = (256, 128), (128, 128)
+
+    def ours(name: str, variant: Variant, out: str) -> None:
+        tile = (variant.tile_m, variant.tile_n)
+        costs = gemm(variant, *shape, out).costs
+        print_gemm(f"ours, {name}, {out}", costs, *shape, tile, {"bf16": 2, "f32": 4}[out])
+
+    def theirs(name: str, run: Callable[[], Costs | None], tile: tuple[int, int], out: str) -> None:
         try:
-            report = cute_gemm(ctas, *shape)
-        except ImportError as error:
-            print(f"CuTe-DSL, {128 * ctas}x128, f32: not run ({error})")
-            continue
-        print_gemm(f"CuTe-DSL, {ctas} CTA, {128 * ctas}x128, f32", report, *shape, 4)
-    try:
-        print_gemm("Triton, 128x128, f32", triton_gemm(*shape), *shape, 4)
-    except ImportError as error:
-        print(f"Triton: not run ({error})")
+            costs = run()
+        except (ImportError, FileNotFoundError) as error:
+            print(f"{name}: not run ({error})")
+            return
+        print_gemm(f"{name}, {out}", costs, *shape, tile, {"bf16": 2, "f32": 4}[out])
+
+    def cutlass(name: str) -> Costs:
+        if not (programs / name).exists():
+            cutlass_examples.build(name, programs)
+        return cutlass_examples.modelled(programs / name, name, shape)
+
+    print(f"NVFP4 {size}^3 on a B200 (148 SMs) as modelled")
+    for out in ("bf16", "f32"):
+        ours("pairs", PAIR, out)
+        ours("pairs", Variant("nvfp4", 2, 128), out)
+        ours("one CTA", Variant("nvfp4", 1, 128), out)
+    theirs("CUTLASS 72a, clusters of 2x4", lambda: cutlass("72a"), (256, 256), "bf16")
+    theirs("CUTLASS 72a tuned, pairs", lambda: cutlass("72a-tuned"), (256, 256), "bf16")
+    theirs("CuTe-DSL, one CTA", lambda: cute_gemm(1, *shape).costs, square, "f32")
+    theirs("CuTe-DSL, pairs", lambda: cute_gemm(2, *shape).costs, wide, "f32")
+    theirs("Triton", lambda: triton_gemm(*shape).costs, square, "f32")
+    print(f"NVFP4 {size}^3 on an RTX 5090 (170 SMs) as modelled")
+    for out in ("bf16", "f32"):
+        ours("one CTA", Variant("nvfp4", 1, 128, "sm120"), out)
+    theirs("CUTLASS 79a", lambda: cutlass("79a"), square, "bf16")
+    theirs("Triton", lambda: triton_gemm(*shape, chip=120).costs, square, "f32")
 
 
 def run_ratios(size: int) -> None:
@@ -160,22 +200,23 @@ def run_ratios(size: int) -> None:
 
     print(f"M = N = {size}; rates of each product, then the ratios")
     shape = (size, size, 8192)
-    pair = print_gemm("pairs, 256x256", gemm(PAIR, *shape), *shape, 2)
-    one = print_gemm("one CTA, 128x256", gemm(SINGLE, *shape), *shape, 2)
+    wide, tall = (256, 256), (128, 256)
+    pair = print_gemm("pairs", gemm(PAIR, *shape).costs, *shape, wide, 2)
+    one = print_gemm("one CTA", gemm(SINGLE, *shape).costs, *shape, tall, 2)
     row("pairs over one CTA, NVFP4, K = 8192", pair / one, "1.15 to 1.20")
     shape = (size, size, 16384)
     mx = Variant("mxfp4", 2, 256)
     rates = {
         stages: print_gemm(
-            f"MXFP4, {stages} stages", gemm(mx, *shape, stages=stages), *shape, 2, 32
+            f"MXFP4, {stages} stages", gemm(mx, *shape, stages=stages).costs, *shape, wide, 2, 32
         )
         for stages in (3, 4, 5)
     }
     row("4 stages over 3, MXFP4, K = 16384", rates[4] / rates[3], "1.172")
     row("5 stages over 4", rates[5] / rates[4], "1.056")
     row("5 stages over 3", rates[5] / rates[3], "1.237")
-    f32 = print_gemm("NVFP4, f32 out", gemm(PAIR, *shape, "f32"), *shape, 4)
-    bf16 = print_gemm("NVFP4, bf16 out", gemm(PAIR, *shape), *shape, 2)
+    f32 = print_gemm("NVFP4, f32 out", gemm(PAIR, *shape, "f32").costs, *shape, wide, 4)
+    bf16 = print_gemm("NVFP4, bf16 out", gemm(PAIR, *shape).costs, *shape, wide, 2)
     row("f32 output over bf16, NVFP4, K = 16384", f32 / bf16, "0.887")
     row("NVFP4 over MXFP4, K = 16384", bf16 / rates[5], "0.975 to 0.984")
 
@@ -223,9 +264,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("gemm", "ratios", "quantize"))
     parser.add_argument("--size", type=int, default=4096, help="rows and columns")
+    parser.add_argument("--programs", type=Path, help="folder of CUTLASS's compiled examples")
     options = parser.parse_args()
     if options.what == "gemm":
-        run_gemm(options.size)
+        with tempfile.TemporaryDirectory() as temporary:
+            run_gemm(options.size, options.programs or Path(temporary))
     elif options.what == "ratios":
         run_ratios(options.size)
     else:

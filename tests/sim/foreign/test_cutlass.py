@@ -39,6 +39,20 @@ def test_example(program: Callable[[str], Path], name: str) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(("name", "ctas"), [("72a", 2 * 2 * 4), ("79a", 4 * 8)])
+def test_the_cycle_model_sees_the_whole_product(
+    program: Callable[[str], Path], name: str, ctas: int
+) -> None:
+    """Every multiplication of M x N x K, every byte of D in bf16, every CTA on an SM of its own."""
+    m, n, k = 512, 1024, 512  # tiles and clusters are full
+    costs = cutlass_examples.modelled(program(name), name, (m, n, k))
+    assert sum(costs.counts["mma_flop"].values()) == 2 * m * n * k
+    assert costs.counts["bulk"]["written_bytes"] == 2 * m * n
+    assert costs.timing is not None
+    assert costs.timing.used_sms == ctas
+    assert 0 < costs.timing.tensor_busy_steady <= 1
+
+
 @pytest.mark.parametrize(
     ("name", "line", "kinds"),
     [

@@ -9,9 +9,9 @@
 //   D          [batch, m, n] f32, bf16, f16     32 rows x 128 bytes a warp, twice, swizzle 128B
 //
 // A tile of D is 128 x kTileN, or 256 x kTileN where two CTAs share it (kGroup = 2): each then loads
-// its own 128 rows of A and half of the columns of B, and the even one of the pair, the leader, starts
-// the MMAs of both. There is a CTA (or pair) for every tile; those that run take over the tiles of those
-// that have not been launched (tiles.h).
+// its own 128 rows of A and half of the columns of B, they take turns to copy the scales of B to both,
+// and the even one of the pair, the leader, starts the MMAs of both. There is a CTA (or pair) for every
+// tile; those that run take over the tiles of those that have not been launched (tiles.h).
 //
 //   warp 0      producer   one thread: tensor copies into the stages
 //   warp 1      MMA        allocates tensor memory; one thread (of the leader): scales to tensor
@@ -40,6 +40,7 @@
 //
 // Compiled for each of variants.def with JAX_FP4_KIND (nvfp4, mxfp4 or mxf8f6f4), JAX_FP4_CTAS and
 // JAX_FP4_TILE_N.
+#include "kernels/parts/copies.h"
 #include "kernels/parts/epilogue.h"
 #include "kernels/parts/raster.h"
 #include "kernels/parts/tiles.h"
@@ -140,21 +141,6 @@ __device__ u32 row_bytes_counted(Element element) {
                                              : kGemmRowBytes;
 }
 
-__device__ void copy_3d(u32 to, const TensorMap& map, u32 c0, u32 c1, u32 c2, u32 barrier) {
-  if constexpr (kGroup == 2)
-    ptx::cp_async_bulk_tensor_3d_shared_global_cta_group_2(to, &map, c0, c1, c2, barrier);
-  else
-    ptx::cp_async_bulk_tensor_3d_shared_global(to, &map, c0, c1, c2, barrier);
-}
-__device__ void copy_scales(u32 to, const TensorMap& map, u32 group, u32 tile, u32 batch,
-                            u32 barrier) {
-  if constexpr (kGroup == 2)
-    ptx::cp_async_bulk_tensor_4d_shared_global_cta_group_2(to, &map, 0, group, tile, batch,
-                                                           barrier);
-  else
-    ptx::cp_async_bulk_tensor_4d_shared_global(to, &map, 0, group, tile, batch, barrier);
-}
-
 __device__ void produce(const GemmParams& p, const Cta& cta) {
   const u32 bytes =
       kGroup * (kRows * row_bytes_counted(p.element_a) + kColsB * row_bytes_counted(p.element_b) +
@@ -179,10 +165,13 @@ __device__ void produce(const GemmParams& p, const Cta& cta) {
       const u32 full =
           kGroup == 2 ? ptx::mapa_shared_cluster(cta.full(place.slot), 0) : cta.full(place.slot);
       const u32 a = cta.stage(place.slot), b = a + kBytesA, scales_a = b + kBytesB;
-      copy_3d(a, p.a, k, row_a, batch_a, full);
-      copy_3d(b, p.b, k, row_b, batch_b, full);
-      copy_scales(scales_a, p.scales_a, group, row_a / kScaleTileRows, batch_a, full);
-      copy_scales(scales_a + kBytesScalesA, p.scales_b, group, scale_tile_b, batch_b, full);
+      copy_rows<kGroup>(a, p.a, k, row_a, batch_a, full);
+      copy_rows<kGroup>(b, p.b, k, row_b, batch_b, full);
+      copy_scales<kGroup>(scales_a, p.scales_a, group, row_a / kScaleTileRows, batch_a, full);
+      // Both CTAs need all scales of B. The other one's stage is free too: the MMAs have read both.
+      if (kGroup == 1 || place.slot % 2 == cta.rank)
+        copy_scales_to_all<kGroup>(scales_a + kBytesScalesA, p.scales_b, group, scale_tile_b,
+                                   batch_b, full);
     }
   }
   // Everything is on its way: grids that depend on this one may take the SMs that become free.

@@ -48,6 +48,17 @@ __device__ inline void cp_async_bulk_tensor_4d_shared_global_cta_group_2(u32 to,
       : "memory");
 }
 
+// The same to the address `to` of each CTA that has its bit in `ctas`. The bytes of each count at the barrier of its
+// pair that lies as `barrier` does: in the CTA of the same parity, at the same offset (9.7.9.25.5.2).
+__device__ inline void cp_async_bulk_tensor_4d_shared_global_multicast_cta_group_2(
+    u32 to, const void* map, i32 c0, i32 c1, i32 c2, i32 c3, u32 barrier, u16 ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.cta_group::2 [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier), "h"(ctas)
+      : "memory");
+}
+
 // Shared to global memory, in the bulk group that this thread commits next.
 __device__ inline void cp_async_bulk_tensor_3d_global_shared(const void* map, i32 c0, i32 c1,
                                                              i32 c2, u32 from) {

@@ -385,7 +385,8 @@ void bf16_from_scales(Warp& w, const Code& c, u32 mask) {
 template <void (*kHandler)(Warp&, const Code&, u32), auto kCommon = nullptr>
 Exec with_flags(const Form& form, Code& code) {
   code.variant = flags_of(form);
-  if constexpr (kCommon != nullptr)
+  // Not a comparison with nullptr: under sanitizers that is no constant expression to g++ 12.
+  if constexpr (!std::is_null_pointer_v<decltype(kCommon)>)
     if (const Exec common = kCommon(form, code)) return common;
   return kHandler;
 }

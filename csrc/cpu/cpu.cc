@@ -52,6 +52,12 @@ bool has_avx512() {
          (features.ecx & kVbmiVnni) == kVbmiVnni && has_avx2();
 }
 
+bool has_avx512_bf16() {
+  constexpr unsigned kBf16 = 1u << 5;
+  return (cpuid(7, 1).eax & kBf16) == kBf16 && has_avx512();
+}
+
+// Beside AVX512_BF16, which every processor with AMX has.
 bool has_amx() {
   constexpr std::uint64_t kTileState = 1u << 17 | 1u << 18;
   constexpr unsigned kTileBf16 = 1u << 24 | 1u << 22;
@@ -72,6 +78,7 @@ bool has_amx() {
 
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512_bf16() { return false; }
 bool has_amx() { return false; }
 
 #endif
@@ -82,10 +89,11 @@ std::atomic<int> forced{kNotForced};
 }  // namespace
 
 Level best_level() {
-  static const Level best = !has_avx2()     ? Level::portable
-                            : !has_avx512() ? Level::avx2
-                            : !has_amx()    ? Level::avx512
-                                            : Level::amx;
+  static const Level best = !has_avx2()          ? Level::portable
+                            : !has_avx512()      ? Level::avx2
+                            : !has_avx512_bf16() ? Level::avx512
+                            : !has_amx()         ? Level::avx512_bf16
+                                                 : Level::amx;
   return best;
 }
 

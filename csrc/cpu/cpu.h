@@ -12,7 +12,7 @@ namespace jax_fp4::cpu {
 // Implementation levels, fastest last. Every level gives the same quantized bytes. `model` computes
 // products by the tensor-core model of numerics/mma_accumulate.h and otherwise equals `portable`;
 // it is never chosen by itself.
-enum class Level { model, portable, avx2, avx512, amx };
+enum class Level { model, portable, avx2, avx512, avx512_bf16, amx };
 
 // The highest level that this processor *and* operating system offer (CPUID, XCR0, AMX permission).
 Level best_level();

@@ -73,6 +73,7 @@ const PanelKernels& kernels_of(Level level) {
 #if defined(__x86_64__)
   if (level == Level::amx) return amx_panel_kernels();
   if (level == Level::avx2) return avx2_panel_kernels();
+  if (level == Level::avx512_bf16) return avx512_bf16_panel_kernels();
   if (level == Level::avx512) return avx512_panel_kernels();
 #endif
   (void)level;

@@ -51,8 +51,8 @@ inline ScaleRow scale_row(const Rows& x, i64 row) {
 // The largest scale of a row becomes 2^kTopExponent. Elements are below 2^16, so a sum stays below
 // 2^(2 * (16 + 24)) * k: finite in f32 for k < 2^47. The smallest scale may be 2^(24 - 71) = 2^-47:
 // elements are multiples of 2^-16, so products are multiples of 2^(2 * (-47 - 16)) = 2^-126, and
-// neither a factor nor any partial sum is ever subnormal (AMX would flush it). Rows whose scales
-// span more are `wide`: their outputs are computed by wide_dot.
+// neither a factor nor any partial sum is ever subnormal (the bf16 instructions would flush it).
+// Rows whose scales span more are `wide`: their outputs are computed by wide_dot.
 inline constexpr int kTopExponent = 24;
 inline constexpr int kMaxSpan = 71;
 
@@ -126,6 +126,7 @@ const PanelKernels& portable_panel_kernels();
 #if defined(__x86_64__)
 const PanelKernels& avx2_panel_kernels();
 const PanelKernels& avx512_panel_kernels();
+const PanelKernels& avx512_bf16_panel_kernels();
 const PanelKernels& amx_panel_kernels();
 const StreamKernels& avx2_stream_kernels();
 const StreamKernels& avx512_stream_kernels();

@@ -53,6 +53,25 @@ double fma512_flops() {
 
 #pragma GCC pop_options
 #pragma GCC push_options
+#pragma GCC target("avx512f,avx512bf16")
+
+// As many chains as hide a latency of six cycles on two ports.
+double bf16_flops() {
+  constexpr int kRounds = 4096;
+  __m512 sum[12];
+  for (__m512& s : sum) s = _mm512_setzero_ps();
+  const __m512bh x = (__m512bh)_mm512_set1_epi16(0x3A80);  // 2^-10
+  for (int i = 0; i < kRounds; ++i) {
+    for (__m512& s : sum) {
+      s = _mm512_dpbf16_ps(s, x, x);
+      __asm__ volatile("" : "+v"(s));  // keeps every addition
+    }
+  }
+  return 12.0 * kRounds * 16 * 2 * 2;
+}
+
+#pragma GCC pop_options
+#pragma GCC push_options
 #pragma GCC target("amx-tile,amx-bf16,avx512f")
 
 struct alignas(64) TileConfig {
@@ -89,9 +108,10 @@ double tile_flops() {
 double peak_flops(double seconds) {
 #if defined(__x86_64__)
   if (best_level() < Level::avx2) return 0;
-  double (*const probe)() = best_level() == Level::amx      ? tile_flops
-                            : best_level() == Level::avx512 ? fma512_flops
-                                                            : fma256_flops;
+  double (*const probe)() = best_level() == Level::amx           ? tile_flops
+                            : best_level() == Level::avx512_bf16 ? bf16_flops
+                            : best_level() == Level::avx512      ? fma512_flops
+                                                                 : fma256_flops;
   using Clock = std::chrono::steady_clock;
   const auto elapsed = [](Clock::time_point start) {
     return std::chrono::duration<double>(Clock::now() - start).count();

@@ -30,6 +30,7 @@ constexpr std::pair<const char*, jf::cpu::Level> kLevels[] = {
     {"portable", jf::cpu::Level::portable},
     {"avx2", jf::cpu::Level::avx2},
     {"avx512", jf::cpu::Level::avx512},
+    {"avx512_bf16", jf::cpu::Level::avx512_bf16},
     {"amx", jf::cpu::Level::amx}};
 
 std::string level_name(jf::cpu::Level level) {
@@ -53,7 +54,7 @@ void force_cpu_level(const std::string& name) {
   }
   throw nb::value_error(
       ("CPU level '" + name +
-       "' is unknown; expected 'model', 'portable', 'avx2', 'avx512', 'amx', or '' "
+       "' is unknown; expected 'model', 'portable', 'avx2', 'avx512', 'avx512_bf16', 'amx', or '' "
        "for the best one")
           .c_str());
 }
@@ -221,7 +222,7 @@ NB_MODULE(_core, m) {
         "Reports of faults and warnings of the simulated driver since its reset.");
   m.def(
       "cpu_level", [] { return level_name(jf::cpu::level()); },
-      "The CPU level in use: 'portable', 'avx2', 'avx512', 'amx', or 'model' when forced.");
+      "The CPU level in use: 'portable', 'avx2', 'avx512', 'avx512_bf16', 'amx', or 'model'.");
   m.def("cpu_peak_flops", &jf::cpu::peak_flops, nb::arg("seconds"),
         "Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX2.");
   m.def("search_nvfp4", &search_nvfp4, nb::arg("x"), nb::arg("dtype"), nb::arg("amax"),

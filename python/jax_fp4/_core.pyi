@@ -9,10 +9,10 @@ def cpu_handlers() -> dict[str, dict[str, object]]:
     """XLA FFI handlers of the CPU backend by call target name and stage, as capsules."""
 
 def cpu_peak_flops(seconds: float) -> float:
-    """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX-512."""
+    """Multiply-accumulate FLOP/s of this core with operands in registers; 0 below AVX2."""
 
 def cpu_level() -> str:
-    """The CPU level in use: 'portable', 'avx512', 'amx', or 'model' when forced."""
+    """The CPU level in use: 'portable', 'avx2', 'avx512', 'avx512_bf16', 'amx', or 'model'."""
 
 def cuda_handlers() -> dict[str, dict[str, object]]:
     """Those of GPUs, which need a driver only when they run."""

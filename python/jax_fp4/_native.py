@@ -125,7 +125,10 @@ def make_primitive(
 
 
 def cpu_level() -> str:
-    """The CPU level in use: ``"portable"``, ``"avx2"``, ``"avx512"``, ``"amx"`` or ``"model"``."""
+    """The CPU level in use.
+
+    One of ``"portable"``, ``"avx2"``, ``"avx512"``, ``"avx512_bf16"``, ``"amx"`` and ``"model"``.
+    """
     return _core.cpu_level()
 
 

@@ -27,7 +27,7 @@ MX_FORMATS = {
     "e4m3": fp4.MXFP8_E4M3,
     "e5m2": fp4.MXFP8_E5M2,
 }
-_ORDER = ["model", "portable", "avx2", "avx512", "amx"]
+_ORDER = ["model", "portable", "avx2", "avx512", "avx512_bf16", "amx"]
 # Higher levels cannot run on this processor; `doctor` says which one it has.
 LEVELS = _ORDER[: _ORDER.index(fp4.best_cpu_level()) + 1]
 

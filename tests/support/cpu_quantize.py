@@ -18,7 +18,7 @@ import numpy as np
 from support.native import shared_library
 from support.repository import ROOT
 
-LEVELS = {"model": 0, "portable": 1, "avx2": 2, "avx512": 3, "amx": 4}
+LEVELS = {"model": 0, "portable": 1, "avx2": 2, "avx512": 3, "avx512_bf16": 4, "amx": 5}
 FORMATS = {
     "NVFP4": (4, 16),
     "MXFP4": (4, 32),

@@ -18,7 +18,7 @@ from support.repository import ROOT
 ELEMENTS = ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2")
 SCALES = ("ue4m3", "ue8m0", "unit")
 DTYPES = ("f32", "bf16", "f16")
-LEVELS = ("model", "portable", "avx2", "avx512", "amx")
+LEVELS = ("model", "portable", "avx2", "avx512", "avx512_bf16", "amx")
 NAN_SCALE = {"ue4m3": 0x7F, "ue8m0": 0xFF, "unit": 0xFF}
 
 _CANARY = 0xA5

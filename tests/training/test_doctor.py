@@ -128,6 +128,7 @@ def test_a_missing_package_is_a_problem_unless_optional(
     [
         ("avx2", {"f16c"}, "the processor lacks f16c"),
         ("avx512", {"avx512vbmi", "fma"}, "the processor lacks avx512vbmi, fma"),
+        ("avx512_bf16", {"avx512_bf16"}, "the processor lacks avx512_bf16"),
         ("amx", {"amx_bf16"}, "the processor lacks amx_bf16"),
         ("amx", set(), "the operating system does not grant them"),
     ],

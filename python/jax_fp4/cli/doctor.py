@@ -31,9 +31,10 @@ _LEVEL_FLAGS = {
     "avx512": (
         "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni", "fma", "f16c",
     ),
+    "avx512_bf16": ("avx512_bf16",),
     "amx": ("amx_tile", "amx_bf16"),
 }  # fmt: skip
-_LEVELS = ("portable", "avx2", "avx512", "amx")
+_LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 # x[i, j] = ((7 i + 13 j) mod 31 - 15) * 0.375 of shape [2, 32], quantized in two ways, and each
 # result's product with itself. The bytes were computed by tests/oracles, not by this package.

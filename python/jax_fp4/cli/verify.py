@@ -161,7 +161,7 @@ def backends(found_gpus: Sequence[str]) -> list[Backend]:
     """Those of this machine."""
     from jax_fp4 import _native
 
-    levels = ["portable", "avx2", "avx512", "amx"]
+    levels = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
     levels = levels[: levels.index(_native.best_cpu_level()) + 1]
     result = [Backend(f"cpu {level}", _CPU, level=level) for level in levels]
     images = {image for _, image in _native.kernel_images()}

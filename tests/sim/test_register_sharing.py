@@ -232,7 +232,7 @@ def test_a_destination_does_not_overwrite_halves_that_are_still_read() -> None:
 
 
 def test_a_guarded_write_keeps_the_old_value_for_the_next_round() -> None:
-    """Nothing reads `kept` before the guarded write, and other values come up after its last use."""
+    """Nothing reads `kept` before the guarded write; other values come after its last use."""
     text = "\n".join(
         [
             f"{HEADER}.visible .entry k(.param .u64 out) {{",

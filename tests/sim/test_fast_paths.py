@@ -330,3 +330,27 @@ def test_reads_by_several_warps_are_kept_apart_for_long(barrier: bool) -> None:
         run(body, block=32 * WARPS, machine=device, module=MODULE)
     assert caught.value.kind == "race"
     assert caught.value.line == FIRST_LINE + 5 or f"PTX line {FIRST_LINE + 5}:" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["u32", "u8"])
+def test_what_was_written_long_ago_is_remembered(kind: str) -> None:
+    """After more histories than are kept at once; every round is a release of its own.
+
+    A word, or a byte, whose word then has a history for each.
+    """
+    reads = f"@second ld.shared.{kind} r5, [s+1020];"
+    body = f"""
+.reg .pred first, second, more;
+mov.u32 r0, %tid.x; mov.u32 r2, s; mad.lo.u32 r3, r0, 4, r2;
+shr.u32 r6, r0, 5; add.u32 r6, r6, 1;
+setp.eq.u32 first, r0, 0; setp.eq.u32 second, r0, 32;
+@first st.shared.{kind} [s+1020], r0;
+mov.u32 r4, 4000;
+again: st.shared.u32 [r3], r4; bar.sync r6, 32;
+sub.u32 r4, r4, 1; setp.ne.u32 more, r4, 0; @more bra again;
+"""
+    run(body, block=64, module=MODULE)
+    with pytest.raises(sim.SimulationError, match="race") as found:
+        run(body + reads, block=64, module=MODULE)
+    assert f"st.shared.{kind} [s+1020]" in str(found.value)
+    assert f"ld.shared.{kind} r5, [s+1020]" in str(found.value)
